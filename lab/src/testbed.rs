@@ -255,7 +255,11 @@ impl Testbed {
         // These are on cores that flow rules name. The generator, which never sleeps, may be there.
         for id in cpu::cpu_map_threads()? {
             let level = self.napi_level(first).map(|level| level + 1);
-            sys::set_realtime(id, level).context("priority of a CPU map's thread")?;
+            match sys::set_realtime(id, level) {
+                // It belonged to another daemon, which has ended.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+                set => set.context("priority of a CPU map's thread")?,
+            }
             threads.0.push(id);
         }
         Ok(threads)

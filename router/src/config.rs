@@ -341,12 +341,14 @@ deserialize_by_parsing!(
 );
 
 // These modules use the macros, so they come after them.
+mod changes;
 mod class;
 mod cores;
 mod elements;
 mod experimental;
 mod openflow;
 mod paths;
+pub mod ports;
 #[cfg(test)]
 mod reference;
 mod runs;
@@ -354,6 +356,7 @@ mod sas;
 mod shares;
 mod workers;
 
+pub use changes::Changes;
 pub use cores::{
     CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
     ResumeLatency,

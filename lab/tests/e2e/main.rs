@@ -32,6 +32,7 @@ mod neighbours;
 mod paths;
 mod policy;
 mod refusals;
+mod reload;
 mod sessions;
 mod stack;
 mod successors;

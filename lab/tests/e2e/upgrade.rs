@@ -12,13 +12,13 @@ use lab::{testbed::Testbed, workload::Family};
 use libbpf_rs::{MapCore, MapHandle};
 use router::{
     base::{conditions::Conditions, instance::Instance},
-    config::Config,
+    config::{Changes, Config, ports::NumberedPorts},
     daemon::{
         Control, Ended,
         api::{Query, Request},
         kernel::{self, Bpf},
         observing,
-        seam::Kernel,
+        seam::{Beside, Kernel},
     },
     linux::{multipath::MultipathKeys, observer::Waker},
     plane::{Counters, Mode, Plane, Settings},
@@ -80,6 +80,15 @@ impl Kernel for OtherVersion {
     }
 }
 
+/// No threads beside the loop.
+struct Alone;
+
+impl Beside for Alone {
+    fn reload(&mut self, _: &Changes, _: &Config, _: &NumberedPorts) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// The loop of a daemon of that version, in a thread in the box.
 struct OtherDaemon {
     thread: JoinHandle<Ended>,
@@ -107,7 +116,7 @@ impl OtherDaemon {
             let control =
                 Control::start(config, instance, bpf, observer, rules, None, Conditions::default()).unwrap();
             ready.send(waker).unwrap();
-            control.run(&queue).unwrap()
+            control.run(&queue, &mut Alone).unwrap()
         });
         let waker = is_ready.recv().unwrap();
         Self { thread, requests, waker }

@@ -224,6 +224,19 @@ impl<M: ConnectionMemory> Kept<M> {
         Kept { table, consent, routers: BTreeMap::new(), dirty: false }
     }
 
+    /// Sets which connections may be fast. Those that are fast now go to Linux first.
+    pub fn set_consent(&mut self, consent: Consent) {
+        self.consent = consent;
+        let ids: Vec<RouterId> = self.routers.keys().copied().collect();
+        for id in ids {
+            self.drop_connections(id);
+            if let Some(router) = self.routers.get_mut(&id) {
+                router.admission = Admission::new(router.rules.firewall.clone(), consent);
+                router.refused.clear();
+            }
+        }
+    }
+
     /// Follows the rules of all routers. Connections of earlier rules wait until Linux was asked again, if their devices are
     /// the same.
     pub fn follow(&mut self, rules: Vec<ConnectionRules>) {

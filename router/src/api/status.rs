@@ -527,6 +527,13 @@ pub struct ExplainRequest {
     pub router: Option<String>,
 }
 
+/// What `reload` did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReloadReport {
+    /// The keys that have other values now, as in the file: `cores.high`.
+    pub changed: Vec<String>,
+}
+
 /// What `stop` did, as sentences.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StopReport {

@@ -31,7 +31,7 @@ use crate::{
         cores::{CoresReport, EventReport},
         status::{
             ConnectionReport, ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport,
-            RouteReport, RouterReport, Status, StopReport, VerifyReport,
+            ReloadReport, RouteReport, RouterReport, Status, StopReport, VerifyReport,
         },
     },
     base::{
@@ -58,6 +58,7 @@ use std::{
     net::IpAddr,
     path::PathBuf,
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
@@ -124,6 +125,8 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     /// Show OpenFlow controllers and listeners, and their connections.
     Controllers(Output),
+    /// Make the daemon follow its configuration file, as SIGHUP does.
+    Reload(Output),
     /// End the daemon and remove everything from the kernel; then plain Linux forwards.
     Stop(Output),
 }
@@ -304,6 +307,7 @@ impl Command {
             | Command::Routers(o)
             | Command::Interfaces(o)
             | Command::Firewall(o)
+            | Command::Reload(o)
             | Command::Stop(o) => o.json,
             Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
@@ -350,6 +354,7 @@ impl Cli {
             Command::Controllers(o) => {
                 show(o, &get::<ControllersReport>(&instance, "/controllers")?, text::controllers)
             }
+            Command::Reload(o) => show(o, &reload(&instance)?, text::reload),
             Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
         }?;
         Ok(ExitCode::SUCCESS)
@@ -366,23 +371,28 @@ impl Run {
             .with_target(false)
             .init();
         let config = self.merged()?;
-        start::run(config, instance, observing::open)?;
+        let reread = move || match &self.config {
+            Some(_) => self.merged(),
+            None => bail!("the daemon has no configuration file; start it with --config FILE"),
+        };
+        start::run(config, Arc::new(reread), instance, observing::open)?;
         Ok(ExitCode::SUCCESS)
     }
 
     /// The configuration file, with the options of the command line, which win over it.
-    fn merged(self) -> Result<Config> {
-        let mut config = self.config.map_or(Ok(Config::default()), |file| Config::read(&file))?;
+    fn merged(&self) -> Result<Config> {
+        let file = self.config.as_deref();
+        let mut config = file.map_or(Ok(Config::default()), Config::read)?;
         if !self.ports.is_empty() {
-            config.ports = self.ports;
+            config.ports.clone_from(&self.ports);
         }
         if !self.routers.is_empty() {
-            config.routers = self.routers;
+            config.routers.clone_from(&self.routers);
         }
         config.heartbeat = self.heartbeat.unwrap_or(config.heartbeat);
         config.generic |= self.generic;
         if !self.controllers.is_empty() {
-            config.openflow.controllers = self.controllers;
+            config.openflow.controllers.clone_from(&self.controllers);
         }
         config.openflow.version = self.openflow_version.or(config.openflow.version);
         config.openflow.check()?;
@@ -541,6 +551,10 @@ fn ask(instance: &Instance, request: &ExplainRequest) -> Result<Box<ExplainRepor
 }
 
 /// Asks the daemon to stop, and waits until it has ended. Without a daemon, it removes what an earlier one left.
+fn reload(instance: &Instance) -> Result<ReloadReport> {
+    client::call(&instance.socket(), "POST", "/reload", None, LONG_PATIENCE).map_err(Into::into)
+}
+
 fn stop(instance: &Instance) -> Result<StopReport> {
     let asked: StopReport =
         match client::call(&instance.socket(), "POST", "/stop", Some(serde_json::json!({})), LONG_PATIENCE) {

@@ -10,8 +10,8 @@ use crate::{
         flows::ControllerLost,
         status::{
             ConditionReport, ConnectionReport, ConnectionState, Families, FirewallReport, HopReport,
-            InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount, RouteReport, RouterReport,
-            RuledPairs, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
+            InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount, ReloadReport, RouteReport,
+            RouterReport, RuledPairs, Status, StopReport, VerifyReport, VerifyResult, VerifyRouter,
         },
         workers::{PathStand, WorkersReport},
     },
@@ -634,6 +634,14 @@ fn unused(r: &VerifyRouter) -> Option<String> {
         (false, false) => "IPv4 and IPv6 are",
     };
     Some(format!("{family} not accelerated, so the table is not used: {}", r.why_not.sentences().join("; ")))
+}
+
+/// `millrace reload`.
+pub fn reload(r: &ReloadReport) -> String {
+    match &r.changed[..] {
+        [] => "no key has changed\n".into(),
+        changed => format!("changed: {}\n", changed.join(", ")),
+    }
 }
 
 /// `millrace stop`.

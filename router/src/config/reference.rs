@@ -141,6 +141,73 @@ fn the_page_has_all_keys_with_their_values_and_defaults() {
     assert!(faults.is_empty(), "docs/reference/config.md:\n{}", faults.join("\n"));
 }
 
+/// Values of keys for which the page has no example.
+const MORE: [(&str, &str); 16] = [
+    ("ports", "[\"a\"]"),
+    ("routers", "[\"a\"]"),
+    ("sas_later", "[]"),
+    ("cores.allowed", "\"1\""),
+    ("cores.high", "90"),
+    ("cores.low", "60"),
+    ("cores.serve", "\"/a\""),
+    ("cores.fixed", "{ a = [0] }"),
+    ("cores.workloads", "[{ name = \"a\", cores = \"1\" }]"),
+    ("shares.weights", "{ a = 2 }"),
+    ("openflow.controllers", "[\"tcp:192.0.2.1\"]"),
+    ("openflow.datapath_id", "\"0000000000000001\""),
+    ("openflow.tls", "{ key = \"a\", certificate = \"b\", ca = \"c\" }"),
+    ("openflow.proxy_ports", "[\"a\"]"),
+    ("workers.cores", "\"1\""),
+    ("workers.calibration", "\"/a\""),
+];
+
+/// Changes each key to each value that the page shows.
+#[test]
+fn the_page_says_which_keys_a_running_daemon_cannot_change() {
+    let page = page("docs/reference/config.md");
+    let (mut now, mut restart) = (BTreeSet::new(), BTreeSet::new());
+    let mut untried = Vec::new();
+    for table in tables(&page).iter().filter(|table| table.columns[0].starts_with("key")) {
+        let Some(section) = section(&table.heading) else { continue };
+        for (row, key) in table.rows.iter().flat_map(|row| quoted(&row[0]).map(move |key| (row, key))) {
+            let name = [&section[..], &[key]].concat().join(".");
+            let more = MORE.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
+            let ends =
+                range(&row[1]).into_iter().flat_map(|(least, most)| [least.to_string(), most.to_string()]);
+            let plain = row[1].split(", ").map(String::from);
+            let values = quoted(&row[1]).map(String::from).chain(plain).chain(ends).chain(more);
+            let mut is_tried = false;
+            for value in values {
+                let files = with(&section, &format!("{key} = {value}"));
+                for (text, without) in files.into_iter().zip(with(&section, "")) {
+                    let (Ok(before), Ok(after)) = (parse(&without), parse(&text)) else { continue };
+                    let changes = before.changes(&after);
+                    let is_of_key = |changed: &str| changed == name || section.first() == Some(&changed);
+                    let all: Vec<&str> = changes.now.iter().chain(&changes.restart).copied().collect();
+                    assert!(all.iter().all(|changed| is_of_key(changed)), "{text}: {all:?}");
+                    assert_eq!(all.is_empty(), before == after, "{text}: {all:?}");
+                    is_tried |= !all.is_empty();
+                    now.extend(changes.now);
+                    restart.extend(changes.restart);
+                }
+            }
+            if !is_tried && !["path", "class", "sa"].contains(section.last().unwrap_or(&"")) {
+                untried.push(name);
+            }
+        }
+    }
+    assert_eq!(untried, ["sas_later"], "it is a part of `sa`");
+    let (_, said) = page.split_once("cannot change these keys:").unwrap();
+    let said = said.split_once(".\n").unwrap().0;
+    let said: BTreeSet<&str> = quoted(said).map(|key| key.trim_matches(['[', ']'])).collect();
+    let whole = |key: &'static str| match key.split_once('.') {
+        Some((table @ ("workers" | "experimental"), _)) => table,
+        _ => key,
+    };
+    assert!(now.iter().all(|key| whole(key) == *key));
+    assert_eq!(said, restart.difference(&now).map(|key| whole(key)).collect());
+}
+
 #[test]
 fn the_page_has_all_keys_of_files_for_captures() {
     let page = page("docs/reference/config.md");

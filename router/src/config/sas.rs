@@ -253,6 +253,14 @@ pub(super) struct SasSettings {
 pub(super) type ChainAt<'a> = (usize, &'a str, &'a [ElementSettings]);
 
 impl SasConfig {
+    /// Are the SAs the same, wherever they stand in the file?
+    pub(super) fn is_same(&self, other: &SasConfig) -> bool {
+        let without_lines = |sas: &[SaConfig]| -> Vec<SaConfig> {
+            sas.iter().map(|sa| SaConfig { line: 0, ..sa.clone() }).collect()
+        };
+        self.uses == other.uses && without_lines(&self.sas) == without_lines(&other.sas)
+    }
+
     /// Checks the SAs of a file against the elements of these chains.
     pub(super) fn check(
         file: &Path,

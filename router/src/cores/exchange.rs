@@ -139,6 +139,13 @@ impl Exchange {
         Exchange { waker: Waker::new().ok(), ..Exchange::default() }
     }
 
+    /// One for the successors of threads that have ended. It has their events.
+    pub fn after(earlier: &Exchange) -> Exchange {
+        let Published { events, number, .. } = &*locked(&earlier.published);
+        let published = Published { events: events.clone(), number: *number, ..Published::default() };
+        Exchange { published: Mutex::new(published), ..Exchange::new() }
+    }
+
     /// For the thread that looks: replaces the last snapshot, even if it has not been taken.
     pub fn found(&self, found: Arc<CoresSnapshot>) {
         *locked(&self.found) = Some(found);
@@ -265,6 +272,17 @@ mod tests {
         assert_eq!(exchange.events(0), [numbered(1), numbered(2)]);
         assert_eq!(exchange.events(1), [numbered(2)]);
         assert_eq!((exchange.take_news().moved, exchange.take_news().moved), (moved(2), [].into()));
+    }
+
+    #[test]
+    fn events_outlive_the_threads() {
+        let before = Exchange::new();
+        before.tell(vec![Happened::default(); 2]);
+        before.end();
+        let after = Exchange::after(&before);
+        after.tell(vec![Happened::default()]);
+        let numbers = |exchange: &Exchange| exchange.events(1).iter().map(|e| e.number).collect::<Vec<_>>();
+        assert_eq!((numbers(&after), after.is_ending()), (vec![2, 3], false));
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::{
     base::{
         clock::monotonic,
         conditions::{Condition, ConditionKind, Conditions},
+        guard::locked,
     },
     config::{CoresSettings, Experimental, LocalDelivery, PlacementPolicy},
     linux::spreading::Spreads,
@@ -30,9 +31,42 @@ use logic::{
 };
 use std::{
     collections::BTreeMap,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
+
+/// Makes reports of the threads that run now. Clones follow when threads are started again.
+#[derive(Clone)]
+pub struct CoresHandle(Arc<Mutex<Handle>>);
+
+impl CoresHandle {
+    pub(super) fn new(handle: Handle) -> CoresHandle {
+        CoresHandle(Arc::new(Mutex::new(handle)))
+    }
+
+    pub(super) fn set(&self, handle: Handle) {
+        *locked(&self.0) = handle;
+    }
+
+    fn now(&self) -> Handle {
+        locked(&self.0).clone()
+    }
+
+    /// The state in a control period of the last 100 ms, or of the last 200 ms while nothing is polled.
+    pub fn cores(&self) -> CoresReport {
+        self.now().cores()
+    }
+
+    /// The kept events with higher numbers than `after`, in order.
+    pub fn events(&self, after: u64) -> Vec<EventReport> {
+        self.now().events(after)
+    }
+
+    /// What the configuration says now.
+    pub fn wanted(&self) -> Arc<CoresSettings> {
+        self.now().wanted
+    }
+}
 
 /// Makes reports for clients. No control period waits for it. Can be cloned.
 #[derive(Clone)]
@@ -41,7 +75,7 @@ pub struct Handle {
     pub(super) wanted: Arc<CoresSettings>,
     pub(super) experimental: Experimental,
     pub(super) conditions: Conditions,
-    /// The names of ports, by number.
+    /// The names of ports, by number; empty: there is none.
     pub(super) names: Arc<[String]>,
 }
 

@@ -53,7 +53,7 @@ const MOST_IDLE: usize = 8;
 pub struct Placing<A> {
     roots: Roots,
     affinity: A,
-    /// Names, by [`QueueId::port`].
+    /// Names, by [`QueueId::port`]; empty: there is none.
     ports: Arc<[String]>,
     is_off: bool,
     /// The last look.

@@ -48,7 +48,7 @@ pub struct Ports {
     floor: bool,
 }
 
-/// A port, by its name, and what is known about it.
+/// A port, by its name, and what is known about it. Without a name there is none of this number.
 struct ObservedPort {
     name: String,
     known: Option<Known>,
@@ -117,6 +117,9 @@ impl Ports {
         let mut conditions = Vec::new();
         for id in 0..self.all.len() {
             let (name, known) = (self.all[id].name.clone(), self.all[id].known.take());
+            if name.is_empty() {
+                continue;
+            }
             match self.observe(knobs, id as PortId, &name, known.as_ref(), now, thoroughly) {
                 Ok(found) => self.all[id].known = Some(found),
                 // The device may vanish during a look.

@@ -10,7 +10,7 @@ use super::{
     affinity::{self, Scheduling},
     drain::{Drains, Look},
     exchange::{Exchange, News},
-    handle::Handle,
+    handle::{CoresHandle, Handle},
     knob::System,
     knobs::Knobs,
     look::{CoresSnapshot, Looker},
@@ -26,9 +26,12 @@ use super::{
 };
 use crate::{
     base::{clock::monotonic, conditions::Conditions, instance::Instance, priority::set_policy},
-    config::{Config, PlacementPolicy, PollingMode},
+    config::{
+        Config, PlacementPolicy, PollingMode,
+        ports::{self, NumberedPorts},
+    },
     linux::spreading::Spreading,
-    plane::{Polls, SharesInCharge, Slept, TransmitRings},
+    plane::{FlowMaps, Polls, SharesInCharge, Slept, SplitSeat, TransmitRings},
 };
 use anyhow::{Context, Result};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
@@ -37,7 +40,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
@@ -55,44 +58,112 @@ const BESIDE_A_RUN_US: u32 = 50;
 /// ([`super::drain`]) must have a lower priority.
 pub(super) const PRIORITY: libc::c_int = 2;
 
-/// The threads of a daemon. When this is dropped, they end and restore everything.
+/// What the threads need besides the configuration.
+pub struct Means {
+    pub instance: Instance,
+    /// The shares that full cores enforce, if configured.
+    pub shares: SharesInCharge,
+    /// Where the tables for split queues are.
+    pub seat: SplitSeat,
+    /// The maps of flow rules, once there are some.
+    pub rules: Arc<OnceLock<Arc<FlowMaps>>>,
+    pub spreading: Option<Spreading>,
+    pub polled: PolledPorts,
+    pub conditions: Conditions,
+}
+
+/// The placing of queues in a daemon, by threads that are started again when the configuration changes.
+pub struct Cores {
+    means: Means,
+    handle: CoresHandle,
+    /// `None`: they are being started again.
+    threads: Option<Threads>,
+}
+
+impl Cores {
+    /// Starts placing for the ports of a configuration, in the calling thread's network namespace. With the policy `off`,
+    /// everything that an earlier daemon has changed is restored first.
+    ///
+    /// # Errors
+    /// /proc or /sys cannot be read (with `off` this is only a condition), or no thread can be started.
+    pub fn start(config: &Config, means: Means) -> Result<Cores> {
+        let ports = ports::number(&config.ports, &NumberedPorts::new(), &[]);
+        let threads = start(config, &ports, &means, Exchange::new())?;
+        Ok(Cores { handle: CoresHandle::new(threads.handle()), means, threads: Some(threads) })
+    }
+
+    /// For clients, also after [`Cores::follow`].
+    pub fn handle(&self) -> CoresHandle {
+        self.handle.clone()
+    }
+
+    /// Follows another configuration. Queues stay on their cores until the new threads place them. If these cannot be
+    /// started, the queues go back to their original cores, and a condition says so. It takes some 100 ms.
+    pub fn follow(&mut self, config: &Config, ports: &NumberedPorts) {
+        let Some(threads) = self.threads.take() else { return };
+        let before = threads.handle();
+        threads.leave();
+        // The new threads know nothing of the queues that were split.
+        self.splitter().end();
+        let (after, again) = (Exchange::after(&before.exchange), Exchange::after(&before.exchange));
+        let threads = start(config, ports, &self.means, after).unwrap_or_else(|error| {
+            clean(&self.means.instance).iter().for_each(|line| tracing::info!("{line}"));
+            let handle = handle(config, ports, &self.means, again);
+            handle.exchange.fail(format!("queues are not placed until the daemon is restarted: {error:#}"));
+            handle.follow_conditions();
+            Threads::none(handle)
+        });
+        self.handle.set(threads.handle());
+        self.threads = Some(threads);
+    }
+
+    /// Ends the threads, and leaves queues where they are, for the next daemon.
+    pub fn leave(mut self) {
+        self.threads.take().into_iter().for_each(Threads::leave);
+    }
+
+    fn splitter(&self) -> Splitter {
+        Splitter::new(self.means.seat.clone(), self.means.rules.clone())
+    }
+}
+
+/// The threads of a configuration. When this is dropped, they end and restore everything.
 pub struct Threads {
     handle: Handle,
     leave: Arc<AtomicBool>,
     looking: Option<JoinHandle<()>>,
 }
 
-/// Starts placing for the ports of a configuration, in the calling thread's network namespace. If configured, `shares`
-/// are enforced on full cores. With the policy `off`, everything that an earlier daemon has changed is restored first.
-///
-/// # Errors
-/// /proc or /sys cannot be read (with `off` this is only a condition), or no thread can be started.
-pub fn start(
-    config: &Config,
-    instance: &Instance,
-    shares: SharesInCharge,
-    splitter: Splitter,
-    spreading: Option<Spreading>,
-    polled: PolledPorts,
-    conditions: Conditions,
-) -> Result<Threads> {
-    if config.cores.policy == PlacementPolicy::Off {
-        clean(instance).iter().for_each(|line| tracing::info!("{line}"));
-    }
-    let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
-    let handle = Handle {
-        exchange: Arc::new(Exchange::new()),
+/// The names of ports, by number; empty: there is none.
+fn names(ports: &NumberedPorts) -> Arc<[String]> {
+    let last = ports.last_key_value().map_or(0, |(id, _)| usize::from(*id) + 1);
+    let mut names = vec![String::new(); last];
+    ports.iter().for_each(|(id, name)| names[usize::from(*id)] = name.to_string());
+    names.into()
+}
+
+fn handle(config: &Config, ports: &NumberedPorts, means: &Means, exchange: Exchange) -> Handle {
+    Handle {
+        exchange: Arc::new(exchange),
         wanted: Arc::new(config.cores.clone()),
         experimental: config.experimental,
-        conditions,
-        names,
-    };
-    let shares = config.shares.enforce.then_some(shares);
-    match prepare(instance, &handle, shares) {
+        conditions: means.conditions.clone(),
+        names: names(ports),
+    }
+}
+
+fn start(config: &Config, ports: &NumberedPorts, means: &Means, exchange: Exchange) -> Result<Threads> {
+    if config.cores.policy == PlacementPolicy::Off {
+        clean(&means.instance).iter().for_each(|line| tracing::info!("{line}"));
+    }
+    let handle = handle(config, ports, means, exchange);
+    let shares = config.shares.enforce.then(|| means.shares.clone());
+    match prepare(&means.instance, &handle, shares) {
         Ok((mut looker, placing)) => {
-            looker.splitter = splitter;
-            looker.ports.moderation = looker.ports.moderation.or_else(|| deferring(config, polled));
-            if let Some(spreading) = spreading.filter(|_| config.uses_rss()) {
+            looker.splitter = Splitter::new(means.seat.clone(), means.rules.clone());
+            looker.ports.moderation =
+                looker.ports.moderation.or_else(|| deferring(config, means.polled.clone()));
+            if let Some(spreading) = means.spreading.clone().filter(|_| config.uses_rss()) {
                 looker.ports.spreader = Spreader::new(spreading);
             }
             Ok(run(looker, placing, handle)?)
@@ -104,7 +175,7 @@ pub fn start(
                  experimental.local and experimental.moderation: {error:#}"
             ));
             handle.follow_conditions();
-            Ok(Threads { handle, leave: Arc::default(), looking: None })
+            Ok(Threads::none(handle))
         }
         Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] starts without it)")),
     }
@@ -169,6 +240,11 @@ pub fn clean(instance: &Instance) -> Vec<String> {
 }
 
 impl Threads {
+    /// No threads, and a handle that says why.
+    fn none(handle: Handle) -> Threads {
+        Threads { handle, leave: Arc::default(), looking: None }
+    }
+
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }

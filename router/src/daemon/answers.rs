@@ -42,7 +42,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Firewall => json(&self.firewall_reports()),
             Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
             Query::Route(query) => json(&self.route(query)?),
-            Query::Verify => Err(ApiError::failed("a comparison is not answered at once")),
+            Query::Verify | Query::Reload(_) => Err(ApiError::failed("this is not answered here")),
             Query::Explain(request) => json(&self.explain(request)?),
             Query::Stop => {
                 let mut done =
@@ -342,7 +342,7 @@ fn left(interface: &mut InterfaceView) -> Option<LeftInterface> {
     (!why_not.is_empty()).then(|| LeftInterface { interface: interface.name.clone(), why_not })
 }
 
-fn json(value: &impl Serialize) -> Answer {
+pub(super) fn json(value: &impl Serialize) -> Answer {
     serde_json::to_value(value).map_err(|e| ApiError::failed(e.to_string()))
 }
 

@@ -18,6 +18,7 @@
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M selects |
 //! | `GET /sas` | a `SasReport` ([`crate::api::sas`]) |
 //! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once the next batch of packets uses the change |
+//! | `POST /reload` | `ReloadReport`, once the daemon follows its configuration file |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
@@ -32,6 +33,7 @@ use crate::{
         status::{ExplainReport, ExplainRequest},
     },
     base::{hex, privileges},
+    config::Config,
     cores,
     linux::observer::Waker,
     switch::{self, controllers::ControllersReport},
@@ -53,7 +55,10 @@ use std::{
     io,
     os::unix::net::UnixListener,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{self, Receiver, SyncSender, TrySendError, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, SyncSender, TrySendError, sync_channel},
+    },
     thread,
     time::Duration,
 };
@@ -84,6 +89,8 @@ pub enum Query {
     Verify,
     Explain(ExplainRequest),
     Stop,
+    /// Follow another configuration.
+    Reload(Box<Config>),
     /// Sent after a signal, not by a client: ends the daemon and leaves forwarding as it is.
     Leave,
 }
@@ -127,23 +134,56 @@ impl Requests {
 /// The answer as JSON, or an error.
 pub type Answer = Result<serde_json::Value, ApiError>;
 
-/// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
-pub fn serve(
-    listener: UnixListener,
+/// Reads the configuration again.
+pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
+
+/// Makes the daemon follow its configuration file. Clones share the order of reloads.
+#[derive(Clone)]
+pub struct Reloader {
     requests: Requests,
-    switch: switch::Handle,
-    cores: Option<cores::handle::Handle>,
-    sas: RunningSas,
-) -> io::Result<()> {
+    files: Files,
+    read: ReadConfig,
+    /// The next reload reads the file when this one is done.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Reloader {
+    pub fn new(requests: Requests, files: Files, read: ReadConfig) -> Reloader {
+        Reloader { requests, files, read, turn: Arc::default() }
+    }
+
+    /// Reads the file, and makes the daemon follow it.
+    ///
+    /// # Errors
+    /// The file is wrong, or cannot be followed: nothing has changed.
+    pub async fn reload(&self) -> Result<Json<serde_json::Value>, ApiError> {
+        let _turn = self.turn.lock().await;
+        let read = self.read.clone();
+        let config = self.files.with(move || read().map_err(|error| format!("{error:#}"))).await?;
+        let config = config.map_err(|why| ApiError::bad(format!("nothing is changed: {why}")))?;
+        ask(self.requests.clone(), Query::Reload(Box::new(config))).await
+    }
+}
+
+/// The threads that answer requests besides the control thread.
+pub struct Sources {
+    pub switch: switch::Handle,
+    pub cores: Option<cores::handle::CoresHandle>,
+    pub sas: RunningSas,
+    pub files: Files,
+    pub reloader: Reloader,
+}
+
+/// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
+pub fn serve(listener: UnixListener, requests: Requests, sources: Sources) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let files = Files::start()?;
     thread::Builder::new().name("api".into()).spawn(move || {
         privileges::serve_with_nothing("api");
         runtime.block_on(async {
             match tokio::net::UnixListener::from_std(listener) {
                 Ok(listener) => {
-                    let routes = routes(requests, switch, cores, (sas, files));
+                    let routes = routes(requests, sources);
                     serving::serve(listener, routes, serving::PATIENCE).await;
                 }
                 Err(e) => tracing::error!("there is no API: {e}; forwarding goes on"),
@@ -153,15 +193,12 @@ pub fn serve(
     Ok(())
 }
 
-fn routes(
-    requests: Requests,
-    switch: switch::Handle,
-    cores: Option<cores::handle::Handle>,
-    of_paths: (RunningSas, Files),
-) -> Router {
+fn routes(requests: Requests, sources: Sources) -> Router {
+    let Sources { switch, cores, sas: of_paths, files, reloader } = sources;
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let sas = get(list_sas).post(change_sas).layer(DefaultBodyLimit::max(MAX_SAS_BYTES));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
+    let reload = post(|State(reloader): State<Reloader>| async move { reloader.reload().await });
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
         .route("/status", fixed(Query::Status))
@@ -178,7 +215,8 @@ fn routes(
         .route("/events", get(events).with_state(cores))
         .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
-        .route("/sas", sas.with_state(of_paths))
+        .route("/sas", sas.with_state((of_paths, files)))
+        .route("/reload", reload.with_state(reloader))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
         .fallback(|| async { ApiError::unknown("no such request") })
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
@@ -244,7 +282,7 @@ async fn controllers(State(switch): State<switch::Handle>) -> Result<Json<Contro
 }
 
 async fn cores_report(
-    State((cores, switch)): State<(Option<cores::handle::Handle>, switch::Handle)>,
+    State((cores, switch)): State<(Option<cores::handle::CoresHandle>, switch::Handle)>,
 ) -> Result<Json<CoresReport>, ApiError> {
     let mut report = cores.ok_or_else(ApiError::ending)?.cores();
     switch.add_handed(&mut report);
@@ -260,7 +298,7 @@ struct EventsQuery {
 }
 
 async fn events(
-    State(cores): State<Option<cores::handle::Handle>>,
+    State(cores): State<Option<cores::handle::CoresHandle>>,
     Url(query): Url<EventsQuery>,
 ) -> Result<Json<Vec<EventReport>>, ApiError> {
     cores.map(|cores| Json(cores.events(query.after))).ok_or_else(ApiError::ending)
@@ -303,10 +341,10 @@ async fn change_sas(
 
 /// A thread that uses files on behalf of the API's thread, which has no access to them.
 #[derive(Clone)]
-struct Files(mpsc::Sender<Box<dyn FnOnce() + Send>>);
+pub struct Files(mpsc::Sender<Box<dyn FnOnce() + Send>>);
 
 impl Files {
-    fn start() -> io::Result<Files> {
+    pub fn start() -> io::Result<Files> {
         let (to, jobs) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         thread::Builder::new().name("api-files".into()).spawn(move || {
             if let Err(error) = privileges::give_up_all() {
@@ -373,8 +411,11 @@ mod tests {
         let (to, requests) = Requests::queue(Waker::new().unwrap());
         let waker = Waker::new().unwrap();
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
+        let files = Files::start().unwrap();
+        let reloader = Reloader::new(to.clone(), files.clone(), Arc::new(|| Ok(Config::default())));
+        let sources = Sources { switch, cores: None, sas: RunningSas::default(), files, reloader };
         (end.tell)(crate::switch::seam::SwitchMessage::Ports(Vec::new()));
-        serve(UnixListener::bind(&path).unwrap(), to, switch, None, RunningSas::default()).unwrap();
+        serve(UnixListener::bind(&path).unwrap(), to, sources).unwrap();
         (directory, path, requests)
     }
 
@@ -440,6 +481,7 @@ mod tests {
                 "Route(RouteQuery { address: ::1, router: Some(\"r\") })",
             ),
             ("POST", "/stop", "", 200, "Stop"),
+            ("POST", "/reload", "", 200, "Reload(Config { ports: []"),
             ("POST", "/explain", "{\"packet\":\"x\"}", 200, "packet: Some(\"x\")"),
             ("GET", "/verify", "", 500, "no"),
             ("GET", "/stop", "", 405, "wrong method"),

@@ -1,9 +1,9 @@
 //! Confirms that the mirror is current. The fast path forwards only while a confirmation is in force.
 
 use super::{beats::Beats, seam::FastPath};
-use crate::{base::clock::monotonic, config::Config};
+use crate::{base::clock::monotonic, config::Config, plane::Heart};
 use anyhow::{Error, Result};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 /// The interval between confirmations.
 const CONFIRM: Duration = Duration::from_secs(1);
@@ -26,6 +26,12 @@ impl Confirming {
     pub fn start(config: &Config) -> Result<Self> {
         let heartbeat = config.heartbeat.0.max(LEAST_HEARTBEAT);
         Ok(Self { beats: Beats::start(heartbeat, monotonic)?, heartbeat, unread: None, confirmed: None })
+    }
+
+    /// Takes over the heartbeat of another one, for the generation with this heart. What is known of the mirror stays.
+    pub fn take_heartbeat(&mut self, other: Confirming, heart: Option<Arc<Heart>>) {
+        (self.beats, self.heartbeat, self.confirmed) = (other.beats, other.heartbeat, None);
+        self.beats.follow(heart);
     }
 
     /// The kernel's state was read.

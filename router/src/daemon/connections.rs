@@ -9,10 +9,14 @@ use crate::{
         ApiError, ConnectionsQuery,
         status::{ConnectionReport, ConnectionState},
     },
+    config::Established,
     firewall::{FastConnections, RouterRules},
 };
 use logic::{
-    connections::kept::{State, View},
+    connections::{
+        admission::Consent,
+        kept::{State, View},
+    },
     firewall::traffic::{TCP, Tuple},
     mirror::ConnectionRules,
     plan::RouterId,
@@ -40,6 +44,13 @@ impl Following {
     /// Why no connection is fast, as a sentence.
     pub fn condition(&self) -> Option<String> {
         self.thread.as_ref().and_then(FastConnections::condition)
+    }
+
+    /// Follows the configuration. Only a daemon without the thread can have [`Established::Linux`].
+    pub fn follow_consent(&self, established: Established) {
+        if let (Some(thread), Some(consent)) = (&self.thread, consent(established)) {
+            thread.consent(consent);
+        }
     }
 
     /// Can connections be fast?
@@ -96,6 +107,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Some(report(router.clone(), view, now)).filter(|report| query.wants(report))
         });
         Ok(reports.take(MOST_REPORTED).collect())
+    }
+}
+
+/// Which connections may be fast; `None`: none.
+pub(super) fn consent(established: Established) -> Option<Consent> {
+    match established {
+        Established::Udp => Some(Consent::Udp),
+        Established::Fast => Some(Consent::All),
+        Established::Linux => None,
     }
 }
 

@@ -369,7 +369,20 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    fn replace(&mut self, mut new: Generation<K::Plane>) -> Result<()> {
+    /// A generation with tables of the same size, for another configuration.
+    ///
+    /// # Errors
+    /// It cannot be loaded.
+    pub(super) fn next_generation(&mut self, config: &Config) -> Result<Generation<K::Plane>> {
+        let (capacity, number) = (self.generation.capacity, self.generation.number + 1);
+        let (rules, rows) = (self.flows.rules.as_ref(), self.steerer.is_some());
+        let paths = self.paths.as_ref().map(|paths| &paths.plane);
+        let before = Before { paths, rules, progress: self.confirming.beats.progress() };
+        build(&mut self.kernel, config, &self.world, capacity, number, before, rows)
+    }
+
+    /// Puts another generation in charge.
+    pub(super) fn replace(&mut self, mut new: Generation<K::Plane>) -> Result<()> {
         if let Some(steerer) = &self.steerer {
             new.tables.set_steered(&steerer.steered());
         }
@@ -417,6 +430,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             self.steer_ports();
         } else if let Some(id) = self.world.next_check(now) {
             self.trust_port(id);
+        }
+        self.forget_ended()
+    }
+
+    /// Forgets ports that are not configured any more. The next owner of a number must not inherit its counters.
+    fn forget_ended(&mut self) -> Result<()> {
+        let ended = self.world.forget_ended();
+        if !ended.is_empty() {
+            self.totals.unsaved = true;
+            self.totals.forget_ports(&ended, &self.generation.plane.counters()?);
         }
         Ok(())
     }

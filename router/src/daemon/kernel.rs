@@ -10,12 +10,13 @@
 //! | `losses-TRACEPOINT` | the programs that count packets lost after the redirect |
 
 use super::{
+    connections::consent,
     refusal,
     seam::{FastPath, Kernel},
 };
 use crate::{
     base::{clock::monotonic, guard::check_directory, instance::Instance},
-    config::{Config, Established},
+    config::Config,
     cores::polled::PolledPorts,
     firewall::FastConnections,
     linux::{
@@ -34,10 +35,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapHandle};
-use logic::{
-    connections::admission::Consent,
-    plan::{PortId, RouterId},
-};
+use logic::plan::{PortId, RouterId};
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -441,11 +439,7 @@ impl Kernel for Bpf {
     }
 
     fn connections(&mut self, config: &Config) -> Result<Option<FastConnections>> {
-        let consent = match config.firewall.established {
-            Established::Udp => Consent::Udp,
-            Established::Fast => Consent::All,
-            Established::Linux => return Ok(None),
-        };
+        let Some(consent) = consent(config.firewall.established) else { return Ok(None) };
         let Some(maps) = self.watched.as_ref().and_then(|watched| watched.connections.as_ref()) else {
             return Ok(None);
         };

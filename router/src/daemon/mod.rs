@@ -9,6 +9,7 @@
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
+//! | `reload.rs` | following another configuration without a restart |
 //! | `explain.rs` | the way of one packet through the real program, step by step |
 //! | `seam.rs`, `kernel.rs` | the traits by which the loop uses Linux, and the implementation |
 //! | `refusal.rs` | why a driver may refuse XDP |
@@ -47,6 +48,7 @@ mod paths;
 mod policy;
 mod reclaim;
 mod refusal;
+mod reload;
 mod rules;
 pub mod seam;
 mod serving;
@@ -68,7 +70,7 @@ use generation::Generation;
 use logic::plan::Op;
 use policy::Windows;
 use rules::Flows;
-use seam::{FastPath, Kernel, Observe};
+use seam::{Beside, FastPath, Kernel, Observe};
 use std::{sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
 use totals::Totals;
@@ -116,14 +118,22 @@ pub enum Ended {
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Observes, decides and applies, until a request ends it.
-    pub fn run(mut self, requests: &Receiver<Request>) -> Result<Ended> {
+    pub fn run(mut self, requests: &Receiver<Request>, beside: &mut dyn Beside) -> Result<Ended> {
         loop {
             self.round()?;
             for request in requests.try_iter().take(api::QUEUE) {
-                if matches!(request.query, Query::Verify) {
-                    self.begin_verify(request.reply);
-                    continue;
-                }
+                let request = match request.query {
+                    Query::Verify => {
+                        self.begin_verify(request.reply);
+                        continue;
+                    }
+                    Query::Reload(config) => {
+                        let answer = self.reload(*config, beside).and_then(|report| answers::json(&report));
+                        let _ = request.reply.send(answer);
+                        continue;
+                    }
+                    _ => request,
+                };
                 let ended = match &request.query {
                     Query::Stop => Some(Ended::Stopped),
                     Query::Leave => Some(Ended::Left { forwarding: self.forwards() }),

@@ -3,7 +3,7 @@
 use super::seam::{Ask, Hardware, Known, Observe, Question, Sent, Standing};
 use crate::{
     base::conditions::Condition,
-    config::Config,
+    config::{Config, ports::NumberedPorts},
     linux::{
         ethtool::Problem,
         multipath::MultipathKeys,
@@ -28,12 +28,7 @@ pub fn open(config: &Config, multipath_keys: MultipathKeys) -> Result<(Observer,
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
-        quota: Quota {
-            routes: config.limits.routes_per_namespace.0 as usize,
-            interfaces: config.limits.devices_per_namespace.0 as usize,
-            namespaces: config.limits.namespaces_per_owner.0 as usize,
-            ..Quota::default()
-        },
+        quota: quota(config),
         multipath_keys,
         ..ObserverConfig::default()
     })?;
@@ -41,7 +36,19 @@ pub fn open(config: &Config, multipath_keys: MultipathKeys) -> Result<(Observer,
     Ok((observer, waker))
 }
 
+fn quota(config: &Config) -> Quota {
+    Quota {
+        routes: config.limits.routes_per_namespace.0 as usize,
+        interfaces: config.limits.devices_per_namespace.0 as usize,
+        namespaces: config.limits.namespaces_per_owner.0 as usize,
+        ..Quota::default()
+    }
+}
+
 impl Observe for Observer {
+    fn follow(&mut self, config: &Config, ports: &NumberedPorts) {
+        Observer::configure(self, ports, config.routers.clone(), quota(config));
+    }
     fn poll(&mut self, patience: Duration) -> Result<Vec<Event>> {
         Ok(Observer::poll(self, patience)?)
     }

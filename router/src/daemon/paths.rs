@@ -108,6 +108,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
+    /// Sets the work of workers again, because weights have changed.
+    pub(super) fn want_paths_again(&mut self) {
+        self.paths.iter_mut().for_each(|paths| paths.wanted_at = None);
+    }
+
     /// Sets the work of workers, if it has changed.
     pub(super) fn want_paths(&mut self) {
         let Some(paths) = &self.paths else { return };

@@ -6,7 +6,7 @@
 pub use crate::linux::observer::{Hardware, Known, PolicyRead, Question, Sent, Standing};
 use crate::{
     base::conditions::Condition,
-    config::Config,
+    config::{Changes, Config, ports::NumberedPorts},
     firewall::FastConnections,
     linux::{classifier::Classifier, ethtool::Problem, netns::NamespaceRef},
     plane::{Counters, Heart, Mode, Settings, Step, TestRun, policy::Policy},
@@ -52,6 +52,9 @@ pub trait Observe {
     ) {
     }
 
+    /// Follows other `ports`, `routers` and `limits`.
+    fn follow(&mut self, config: &Config, ports: &NumberedPorts);
+
     /// The reasons not to trust the packets of a port.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
@@ -77,6 +80,15 @@ pub trait Observe {
     /// A reader for another thread, which queries Linux about the namespaces observed now. It does not affect the
     /// observer.
     fn questions(&mut self) -> Box<dyn Ask>;
+}
+
+/// The threads beside the loop that follow the configuration.
+pub trait Beside {
+    /// Makes them follow another configuration.
+    ///
+    /// # Errors
+    /// Something cannot be used now. Everything is as before.
+    fn reload(&mut self, changes: &Changes, config: &Config, ports: &NumberedPorts) -> Result<()>;
 }
 
 /// See [`Observe::questions`].

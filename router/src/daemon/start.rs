@@ -2,20 +2,21 @@
 
 use super::{
     Control, Ended,
-    api::{self, Query, Requests},
+    api::{self, Files, Query, ReadConfig, Reloader, Requests, Sources},
     kernel::{self, Bpf},
-    seam::{Kernel, Observe},
+    seam::{Beside, Kernel, Observe},
     steering,
     world::PortState,
 };
 use crate::{
-    base::conditions::Conditions,
     base::{
+        clock::monotonic,
+        conditions::Conditions,
         instance::{Instance, Lock},
         privileges,
     },
-    config::{Config, ElementSettings, Established, PlacementPolicy},
-    cores::{self, polled::PolledPorts, splitting::Splitter},
+    config::{Changes, Config, ElementSettings, Established, PlacementPolicy, ports::NumberedPorts},
+    cores::{self, polled::PolledPorts, running::Cores},
     linux::{multipath::MultipathKeys, observer::Waker, spreading},
     switch,
     user_plane::sas::RunningSas,
@@ -34,6 +35,7 @@ use tokio::{
 /// Runs the daemon until it is stopped or gets a signal.
 pub fn run<O: Observe>(
     config: Config,
+    read: ReadConfig,
     instance: Instance,
     observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<()> {
@@ -42,7 +44,7 @@ pub fn run<O: Observe>(
     let (places, paths) = (config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty());
     privileges::check_capabilities(places || paths && config.workers.nice.0 < 0, paths)?;
     let lock = Lock::take(&instance)?;
-    let ended = run_alone(config, &instance, &lock, observer);
+    let ended = run_alone(config, read, &instance, &lock, observer);
     let left = Bpf::new(&instance, false).pinned_ports();
     // If forwarding goes on, its files stay, too.
     if matches!(ended, Ok(Ended::Stopped)) || left.is_empty() {
@@ -62,10 +64,12 @@ pub fn run<O: Observe>(
 /// Runs the daemon as the only one of its instance.
 fn run_alone<O: Observe>(
     config: Config,
+    read: ReadConfig,
     instance: &Instance,
     lock: &Lock,
     observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<Ended> {
+    name_missing(&config).iter().for_each(|text| tracing::warn!("{text}"));
     let _held = kernel::ensure_bpffs()?;
     // Before Linux 6.11, reading the key needs CAP_SYSLOG, which `reduce` gives up.
     let multipath_keys = MultipathKeys::read(config.ecmp);
@@ -80,39 +84,42 @@ fn run_alone<O: Observe>(
         Established::Udp | Established::Fast => config.firewall.connections.0 as usize,
     };
     let bpf = bpf.with_waker(waker.clone(), config.heartbeat.0.is_zero()).with_connections(connections);
-    let heartbeat_s = config.heartbeat.0.as_secs_f64();
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker.clone());
-    leave_on_signal(requests_to.clone())?;
+    let files = Files::start()?;
+    let reloader = Reloader::new(requests_to.clone(), files.clone(), read);
+    follow_signals(requests_to.clone(), reloader.clone())?;
     // These can fail, so they come before anything is attached. Early requests are answered when the loop begins.
-    let splitter = Splitter::new(bpf.seat(), switch.maps().clone());
     let placed = |port: &str| config.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
     let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
-    let shares = bpf.shares().waking(waker);
     let conditions = Conditions::default();
-    let cores = cores::running::start(
-        &config,
-        instance,
-        shares,
-        splitter,
-        spreading.clone(),
+    let means = cores::running::Means {
+        instance: instance.clone(),
+        shares: bpf.shares().waking(waker),
+        seat: bpf.seat(),
+        rules: switch.maps().clone(),
+        spreading: spreading.clone(),
         polled,
-        conditions.clone(),
-    )?;
+        conditions: conditions.clone(),
+    };
+    let cores = Cores::start(&config, means)?;
     switch.set_machine(cores.handle());
-    api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()), sas.clone())?;
+    let of_api =
+        Sources { switch: switch.clone(), cores: Some(cores.handle()), sas: sas.clone(), files, reloader };
+    api::serve(lock.listen()?, requests_to, of_api)?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
         finish(&sas);
     }
     let control = started?;
     tracing::info!("ready: {}", control.summary());
-    notify_systemd();
-    let ended = control.run(&requests);
+    notify_systemd("READY=1");
+    let mut threads = Threads { switch, cores };
+    let ended = control.run(&requests, &mut threads);
     finish(&sas);
     let ended = ended?;
     if ended == (Ended::Left { forwarding: true }) {
-        cores.leave();
+        threads.cores.leave();
     }
     match ended {
         Ended::Stopped => tracing::info!("stopped: nothing of Millrace is left in the kernel"),
@@ -122,12 +129,29 @@ fn run_alone<O: Observe>(
             )
         }
         Ended::Left { forwarding: true } => tracing::info!(
-            "ending on a signal: the fast path goes on for the heartbeat of {heartbeat_s} s, and then the kernel forwards, \
-             unless a daemon starts before; `{}` removes everything",
+            "ending on a signal: the fast path goes on for the heartbeat, and then the kernel forwards, unless a daemon \
+             starts before; `{}` removes everything",
             instance.command("stop")
         ),
     }
     Ok(ended)
+}
+
+/// The threads that follow the configuration, besides the loop.
+struct Threads {
+    switch: switch::Handle,
+    cores: Cores,
+}
+
+impl Beside for Threads {
+    fn reload(&mut self, changes: &Changes, config: &Config, ports: &NumberedPorts) -> Result<()> {
+        // TLS files may have changed, even if no key has.
+        self.switch.reload(config)?;
+        if changes.touch(&["ports", "cores.", "experimental."]) {
+            self.cores.follow(config, ports);
+        }
+        Ok(())
+    }
 }
 
 /// Writes down the last sequence numbers of SAs. The workers have ended.
@@ -151,8 +175,8 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     Ok(done)
 }
 
-/// Checks that every configured port exists and is given once, and that paths send only to ports.
-fn check_ports(config: &Config) -> Result<()> {
+/// Checks that every port is given once, and that paths send only to ports.
+pub(super) fn check_ports(config: &Config) -> Result<()> {
     if config.ports.is_empty() {
         bail!("no port is given; name at least one with --port, or `ports` in the configuration");
     }
@@ -178,13 +202,23 @@ fn check_ports(config: &Config) -> Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// Says which configured ports are not there yet. A wrong name is not recognised in any other way.
+fn name_missing(config: &Config) -> Option<String> {
     let devices = devices();
-    match config.ports.iter().find(|port| !devices.iter().any(|d| d == port.as_str())) {
-        Some(missing) => {
-            bail!("there is no device {:?}; there are: {}", missing.as_str(), devices.join(", "))
-        }
-        None => Ok(()),
-    }
+    let missing =
+        config.ports.iter().map(|port| port.as_str()).filter(|port| !devices.iter().any(|d| d == port));
+    let missing: Vec<&str> = missing.collect();
+    let none = missing.is_empty();
+    (!none).then(|| {
+        format!(
+            "ports are not there, and are used when they come: {}; these devices are there: {}",
+            missing.join(", "),
+            devices.join(", ")
+        )
+    })
 }
 
 /// Devices of this process's network namespace. /sys/class/net does not help here: it shows the namespace of the
@@ -197,20 +231,28 @@ fn devices() -> Vec<String> {
     names
 }
 
-/// Turns SIGINT and SIGTERM into [`Query::Leave`]. A second signal ends the process at once, which is as safe as
-/// `kill -9`.
-fn leave_on_signal(requests: Requests) -> Result<()> {
-    let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+/// Turns SIGINT and SIGTERM into [`Query::Leave`]; a second one ends the process at once, which is as safe as `kill -9`.
+/// SIGHUP makes the daemon follow its configuration file.
+fn follow_signals(requests: Requests, reloader: Reloader) -> Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     let guard = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    let mut hang_up = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     drop(guard);
     thread::Builder::new().name("signals".into()).spawn(move || {
         privileges::serve_with_nothing("signals");
         runtime.block_on(async {
             let mut asked = false;
             loop {
-                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                tokio::select! {
+                    _ = interrupt.recv() => {},
+                    _ = terminate.recv() => {},
+                    _ = hang_up.recv() => {
+                        tokio::spawn(reload(reloader.clone()));
+                        continue;
+                    }
+                }
                 if asked || requests.send(Query::Leave).is_err() {
                     std::process::exit(130);
                 }
@@ -221,8 +263,18 @@ fn leave_on_signal(requests: Requests) -> Result<()> {
     Ok(())
 }
 
-/// Reports to systemd that the service is up (sd_notify(3)). Without `NOTIFY_SOCKET` it does nothing.
-fn notify_systemd() {
+/// Follows the configuration file after SIGHUP.
+async fn reload(reloader: Reloader) {
+    let now_us = monotonic().as_micros();
+    notify_systemd(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
+    if let Err(error) = reloader.reload().await {
+        tracing::error!("SIGHUP: {}", error.text);
+    }
+    notify_systemd("READY=1");
+}
+
+/// Reports a state to systemd (sd_notify(3)). Without `NOTIFY_SOCKET` it does nothing.
+fn notify_systemd(state: &str) {
     use std::os::linux::net::SocketAddrExt;
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let name = name.to_string_lossy().into_owned();
@@ -230,7 +282,7 @@ fn notify_systemd() {
         Some(abstract_name) => SocketAddr::from_abstract_name(abstract_name),
         None => SocketAddr::from_pathname(&name),
     };
-    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to));
+    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
     if let Err(error) = sent {
         tracing::warn!("cannot notify {name}: {error}");
     }
@@ -263,18 +315,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wrong_lists_of_ports_are_refused() {
+    fn wrong_lists_of_ports_are_refused_and_missing_ports_are_named() {
         let check = |names: &[&str]| {
             let ports = names.iter().map(|name| name.parse().unwrap()).collect();
             check_ports(&Config { ports, ..Config::default() }).unwrap_err().to_string()
         };
-        for (names, part) in [
-            (&[][..], "no port is given"),
-            (&["a", "a"], "given twice"),
-            (&["none-such"], "there are: "),
-            (&["lo"], "lo cannot be a port"),
-        ] {
+        for (names, part) in
+            [(&[][..], "no port is given"), (&["a", "a"], "given twice"), (&["lo"], "lo cannot be a port")]
+        {
             assert!(check(names).contains(part), "{names:?}: {}", check(names));
         }
+        let missing = |names: &[&str]| {
+            let ports = names.iter().map(|name| name.parse().unwrap()).collect();
+            name_missing(&Config { ports, ..Config::default() })
+        };
+        assert_eq!(missing(&["lo"]), None);
+        let text = missing(&["none-such", "lo", "none"]).unwrap();
+        assert!(
+            text.contains("they come: none-such, none; these devices are there: ") && text.contains("lo")
+        );
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 };
 use anyhow::Result;
 use logic::{
-    plan::{InterfaceId, RouterId},
+    plan::{InterfaceId, PortId, RouterId},
     reason::Reason,
 };
 use serde::{Deserialize, Serialize};
@@ -91,9 +91,17 @@ impl Totals {
             let negative = negate(current.interfaces.get(id).copied().unwrap_or_default());
             self.base.interfaces.insert(*id, negative);
         }
-        let is_gone = |payer: &Charge| matches!(payer, Charge::Router(r) if routers.contains(r));
-        self.base.charges.retain(|(payer, _), _| !is_gone(payer));
-        for (key, packets) in current.charges.iter().filter(|((payer, _), _)| is_gone(payer)) {
+        self.forget_payers(|payer| matches!(payer, Charge::Router(r) if routers.contains(&r)), current);
+    }
+
+    /// Likewise for ports.
+    pub fn forget_ports(&mut self, ports: &[PortId], current: &Counters) {
+        self.forget_payers(|payer| matches!(payer, Charge::Port(p) if ports.contains(&p)), current);
+    }
+
+    fn forget_payers(&mut self, is_gone: impl Fn(Charge) -> bool, current: &Counters) {
+        self.base.charges.retain(|(payer, _), _| !is_gone(*payer));
+        for (key, packets) in current.charges.iter().filter(|((payer, _), _)| is_gone(*payer)) {
             self.base.charges.insert(*key, packets.wrapping_neg());
         }
     }

@@ -1,7 +1,15 @@
 //! The observed state, and the decisions that follow from it.
 
 use super::{ledger::Ledger, totals::Names};
-use crate::{base::foreign::Quoted, config::Config, plane::Mode, user_plane::seam::Device};
+use crate::{
+    base::{PortName, foreign::Quoted},
+    config::{
+        Config,
+        ports::{self, NumberedPorts},
+    },
+    plane::Mode,
+    user_plane::seam::Device,
+};
 use logic::{
     mirror::{InterfaceView, Limits, Mirror},
     observe::{AttachedPort, Event, Namespace, NamespaceId},
@@ -45,9 +53,15 @@ pub struct PortState {
     pub problems: Vec<String>,
     /// Packets may be redirected to it.
     pub transmits: bool,
+    /// It is not configured any more, and goes when its device is detached.
+    pub ends: bool,
 }
 
 impl PortState {
+    fn new(name: &PortName) -> PortState {
+        PortState { name: name.to_string(), ..PortState::default() }
+    }
+
     /// Why no packet that arrives here is accelerated, as sentences; empty: the port is trusted.
     pub fn obstacles(&self) -> Vec<String> {
         let down = match (&self.device, self.up) {
@@ -77,9 +91,9 @@ impl PortState {
 impl World {
     /// A state with the configured ports, in which nothing is observed yet.
     pub fn new(config: &Config) -> Self {
-        let port =
-            |name: &crate::base::PortName| PortState { name: name.to_string(), ..PortState::default() };
-        let ports = config.ports.iter().enumerate().map(|(id, name)| (id as PortId, port(name)));
+        let ports = ports::number(&config.ports, &NumberedPorts::new(), &[]);
+        let port = |(id, name): (PortId, PortName)| (id, PortState::new(&name));
+        let ports = ports.into_iter().map(port);
         Self {
             mirror: Mirror::new(Limits::default()),
             ledger: Ledger::default(),
@@ -87,6 +101,30 @@ impl World {
             checked: Default::default(),
             namespaces: BTreeMap::new(),
         }
+    }
+
+    /// The configured ports, by number.
+    pub fn numbered_ports(&self) -> NumberedPorts {
+        let configured = self.ports.iter().filter(|(_, port)| !port.ends);
+        configured.filter_map(|(id, port)| Some((*id, port.name.parse().ok()?))).collect()
+    }
+
+    /// Follows another list of ports. One that is not in it ends when its device is detached ([`World::forget_ended`]).
+    pub fn set_ports(&mut self, ports: &NumberedPorts) {
+        for (id, port) in &mut self.ports {
+            port.ends |= ports.get(id).is_none_or(|name| name.as_str() != port.name);
+        }
+        for (id, name) in ports {
+            self.ports.entry(*id).or_insert_with(|| PortState::new(name));
+        }
+    }
+
+    /// Forgets ports that end and have no device any more. Returns their numbers.
+    pub fn forget_ended(&mut self) -> Vec<PortId> {
+        let is_over = |port: &PortState| port.ends && port.device.is_none() && port.attached.is_none();
+        let over = self.ports.iter().filter(|(_, port)| is_over(port)).map(|(id, _)| *id).collect();
+        self.ports.retain(|_, port| !is_over(port));
+        over
     }
 
     /// Takes one event in.

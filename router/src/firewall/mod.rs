@@ -51,6 +51,8 @@ pub struct RouterRules {
 struct Orders {
     /// `None`: as before.
     routers: Option<Vec<RouterRules>>,
+    /// `None`: as before.
+    consent: Option<Consent>,
     /// The heart of the generation in charge.
     heart: Option<Arc<Heart>>,
     /// Who waits for a report.
@@ -100,6 +102,11 @@ impl FastConnections {
     /// Sets the routers whose connections may be fast.
     pub fn follow(&self, routers: Vec<RouterRules>) {
         self.order(|orders| orders.routers = Some(routers));
+    }
+
+    /// Sets which connections may be fast. Those that are fast now go to Linux first.
+    pub fn consent(&self, consent: Consent) {
+        self.order(|orders| orders.consent = Some(consent));
     }
 
     /// Sets the generation in charge.

@@ -188,6 +188,10 @@ impl Thread {
             self.heart = Some(heart);
             self.look_at = monotonic();
         }
+        if let Some(consent) = orders.consent {
+            self.routers.values_mut().for_each(|router| router.settle(&mut self.kept));
+            self.kept.set_consent(consent);
+        }
         if let Some(routers) = orders.routers {
             self.kept.follow(routers.iter().map(|router| router.rules.clone()).collect());
             let mut before = std::mem::take(&mut self.routers);

@@ -70,7 +70,6 @@ impl FlowPlane {
         maps.memory().cores().add(&cores)?;
         let map = skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id;
         plane.control.store(super::CORE_MAP, map.into());
-        plane.control.store(super::KEEP_DROPS, maps.keeps_drops().into());
         Ok(FlowPlane { skel, maps: maps.clone(), with_paths: paths.is_some(), _cores: cores })
     }
 

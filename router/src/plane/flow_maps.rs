@@ -9,7 +9,10 @@ use super::{
     port_sets::PortSets,
     variants::Variant,
 };
-use crate::abi::{self, types};
+use crate::{
+    abi::{self, types},
+    base::guard::locked,
+};
 use anyhow::{Context, Result};
 use libbpf_rs::{
     MapHandle, OpenObject, PerfBuffer, PerfBufferBuilder,
@@ -45,9 +48,18 @@ pub struct FlowSettings {
     pub capacity: FlowCapacity,
     /// The random seed of the hashes.
     pub seed: Seed,
-    /// Rules go on without a daemon (fail-secure, OpenFlow 1.3.5 section 6.4). Otherwise packets go to the kernel
-    /// once the heartbeat has expired.
-    pub outlast_daemon: bool,
+}
+
+/// What rules do once the heartbeat of a daemon has expired.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WithoutDaemon {
+    /// Nothing: all packets go to the kernel.
+    End,
+    /// They still drop packets. All others go to the kernel.
+    #[default]
+    Drop,
+    /// They go on (fail-secure, OpenFlow 1.3.5 section 6.4).
+    GoOn,
 }
 
 /// All maps of flow rules, with their settings.
@@ -58,7 +70,7 @@ pub struct FlowMaps {
     memory: Arc<MappedFlows>,
     /// Ports whose packets are dropped (OFPPC_NO_RECV), one bit each.
     no_recv: AtomicU64,
-    keeps_drops: AtomicBool,
+    without_daemon: Mutex<WithoutDaemon>,
     /// The injector of the generation in charge.
     injector: Mutex<Option<Injector>>,
 }
@@ -130,19 +142,18 @@ impl FlowMaps {
             notices,
             memory,
             no_recv: AtomicU64::new(0),
-            keeps_drops: AtomicBool::new(true),
+            without_daemon: Mutex::default(),
             injector: Mutex::default(),
         })
     }
 
-    /// Sets whether rules still drop packets without a daemon; all other packets go to the kernel. It holds from
-    /// the next time on that a plane is given these rules.
-    pub fn set_keeps_drops(&self, keeps: bool) {
-        self.keeps_drops.store(keeps, Relaxed);
+    /// It holds from the next time on that a plane is given these rules.
+    pub fn set_without_daemon(&self, without_daemon: WithoutDaemon) {
+        *locked(&self.without_daemon) = without_daemon;
     }
 
-    pub fn keeps_drops(&self) -> bool {
-        self.keeps_drops.load(Relaxed)
+    pub fn without_daemon(&self) -> WithoutDaemon {
+        *locked(&self.without_daemon)
     }
 
     /// The memory, for [`logic::flow::kernel::Writer`].

@@ -66,7 +66,7 @@ pub use choices::ChosenFlows;
 pub use cores::Handed;
 pub use counters::{Charge, Counters, InterfaceCount};
 pub use flow::FlowPlane;
-pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
+pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices, WithoutDaemon};
 pub use grace::{Grace, online_cpus};
 pub use heart::Heart;
 pub use inject::{Injector, MOST_INJECTED};
@@ -348,7 +348,11 @@ impl Plane {
         {
             let rules = FlowPlane::load(self, maps)?;
             self.rules = Some(rules);
-            self.heart.set_rules_outlast(maps.settings().outlast_daemon);
+        }
+        if let Some(maps) = maps {
+            let without_daemon = maps.without_daemon();
+            self.control.store(KEEP_DROPS, (without_daemon != WithoutDaemon::End).into());
+            self.heart.set_rules_outlast(without_daemon == WithoutDaemon::GoOn);
         }
         self.by_rules = maps.is_some();
         Ok(())

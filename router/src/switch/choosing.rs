@@ -5,7 +5,8 @@ use super::now;
 use crate::{
     config::CoresSettings,
     cores::{
-        Roots, handle,
+        Roots,
+        handle::CoresHandle,
         load::{CoreTimes, Others},
     },
     plane::FlowMaps,
@@ -24,12 +25,11 @@ const PERIOD: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 /// /proc cannot be read, or the thread cannot be started.
-pub fn start(maps: Arc<FlowMaps>, cores: handle::Handle, wanted: &CoresSettings) -> Result<()> {
+pub fn start(maps: Arc<FlowMaps>, cores: CoresHandle) -> Result<()> {
     let times = CoreTimes::open(&Roots::at("/proc", "/sys")).context("reading times of cores")?;
     let mut choosing = Choosing {
         maps,
         cores,
-        settings: settings(wanted),
         times,
         busy: Others::default(),
         chooser: Chooser::default(),
@@ -63,8 +63,7 @@ fn settings(wanted: &CoresSettings) -> Settings {
 
 struct Choosing {
     maps: Arc<FlowMaps>,
-    cores: handle::Handle,
-    settings: Settings,
+    cores: CoresHandle,
     times: CoreTimes,
     /// The time for which each core was not idle.
     busy: Others,
@@ -98,7 +97,8 @@ impl Choosing {
             let flows = flows.entry(core).or_default();
             (flows.others, flows.first) = (chosen.others, chosen.first);
         }
-        let mut choices = self.chooser.decide(now, &self.view(), &flows, &self.settings);
+        let settings = settings(&self.cores.wanted());
+        let mut choices = self.chooser.decide(now, &self.view(), &flows, &settings);
         let leave = std::mem::take(&mut choices.leave);
         if choices == self.last && leave.is_empty() {
             return Ok(());

@@ -2,7 +2,7 @@
 
 use super::machine;
 use crate::{
-    cores::handle,
+    cores::handle::CoresHandle,
     plane::{MappedFlows, PathCounts},
     switch::seam::{SwitchPath, SwitchPort},
 };
@@ -21,7 +21,7 @@ pub struct Devices {
     /// The paths of the configuration, at most a second old; empty until the control loop sends them.
     pub paths: Vec<SwitchPath>,
     /// The source of cores and workloads; `None`: not known yet.
-    pub machine: Option<handle::Handle>,
+    pub machine: Option<CoresHandle>,
 }
 
 /// Counters of devices and cores, read on request.

@@ -1,7 +1,7 @@
 //! The API's end of the switch: sends requests, and waits for their answers.
 
 use super::{
-    Event,
+    Event, Reload,
     change::Change,
     controllers::ControllersReport,
     explain,
@@ -14,21 +14,30 @@ use crate::{
         cores::CoresReport,
         flows::{FlowsChanged, FlowsRequest, RulesReport},
     },
+    base::guard::locked,
+    config::Config,
     cores,
     plane::FlowMaps,
 };
+use anyhow::{anyhow, bail};
 use axum::body::Bytes;
 use hyper::body::{Body, Frame};
 use std::{
     convert::Infallible,
     pin::Pin,
-    sync::{Arc, OnceLock, mpsc::Sender},
+    sync::{
+        Arc, Mutex, OnceLock,
+        mpsc::{RecvTimeoutError, Sender, sync_channel},
+    },
     task::{Context, Poll},
+    time::Duration,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// The most requests that may be under way.
 const PLACES: usize = 16;
+/// How long the control loop waits for the switch to follow another configuration.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The way to the switch thread.
 #[derive(Clone)]
@@ -44,9 +53,30 @@ impl Handle {
     }
 
     /// Gives the switch the source of cores and workloads, for its reports.
-    pub fn set_machine(&self, machine: cores::handle::Handle) {
+    pub fn set_machine(&self, machine: cores::handle::CoresHandle) {
         // The daemon may be ending.
         let _ = self.to.send(Event::Machine(machine));
+    }
+
+    /// Makes the switch follow another configuration, and waits until it does.
+    ///
+    /// # Errors
+    /// Everything is as before: an address cannot be listened on, a TLS file cannot be used, or the switch is too busy.
+    pub fn reload(&self, config: &Config) -> anyhow::Result<()> {
+        let ended = || anyhow!("the thread of flow rules has ended; restart the daemon");
+        let (reply, answer) = sync_channel(1);
+        let config = Arc::new(Mutex::new(Some(config.clone())));
+        self.to.send(Event::Reload(Reload { config: config.clone(), reply })).map_err(|_| ended())?;
+        match answer.recv_timeout(PATIENCE) {
+            Ok(done) => return done,
+            Err(RecvTimeoutError::Disconnected) => return Err(ended()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if locked(&config).take().is_some() {
+            bail!("flow rules are changing without a pause; try again");
+        }
+        // It has begun, and nothing that it does takes long.
+        answer.recv().map_err(|_| ended())?
     }
 
     /// The maps of rules, once they are made.

@@ -3,7 +3,7 @@
 use super::rules;
 use crate::{
     api::cores::{CoreReport, CoresReport},
-    cores::handle,
+    cores::handle::CoresHandle,
     plane::MappedFlows,
     switch::seam::SwitchPort,
 };
@@ -32,8 +32,8 @@ pub fn workloads(report: &CoresReport) -> Vec<Workload> {
 }
 
 /// The counters of each core, and its present flows.
-pub fn stats(ports: &[SwitchPort], machine: Option<&handle::Handle>, memory: &MappedFlows) -> Vec<CoreStats> {
-    let report = machine.map(handle::Handle::cores);
+pub fn stats(ports: &[SwitchPort], machine: Option<&CoresHandle>, memory: &MappedFlows) -> Vec<CoreStats> {
+    let report = machine.map(CoresHandle::cores);
     let (handed, chosen) = (memory.handed(), memory.chosen_flows(super::now()));
     let stats = |core: logic::openflow::extension::Core| {
         let known = report.as_ref().and_then(|report| of(report, core.number));

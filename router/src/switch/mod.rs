@@ -43,7 +43,7 @@ pub use rules::capacity;
 
 use crate::{
     api::ApiError,
-    base::{clock::monotonic, privileges},
+    base::{clock::monotonic, guard::locked, privileges},
     config::{Config, Miss},
     cores,
     linux::observer::Waker,
@@ -63,9 +63,9 @@ use slow::Reader;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::Ordering::Relaxed,
-        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender},
     },
     thread,
     time::Duration,
@@ -93,9 +93,17 @@ enum Event {
     Passed(Result<()>),
     Net(NetEvent),
     Proxied(ProxiedFrame),
+    Reload(Reload),
     /// The source of cores and workloads.
-    Machine(cores::handle::Handle),
+    Machine(cores::handle::CoresHandle),
     Controllers(oneshot::Sender<ControllersReport>),
+}
+
+/// Another configuration, until whoever asked takes it back.
+struct Reload {
+    config: Arc<Mutex<Option<Config>>>,
+    /// Gets why it cannot be used.
+    reply: SyncSender<Result<()>>,
 }
 
 /// The thread's state.
@@ -131,12 +139,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
     let (orders, ordered) = mpsc::channel();
     let gauge = Arc::new(Gauge::default());
     let charge = Charge::new(orders, waker);
-    let net_to = to.clone();
-    let take = move |event| drop(net_to.send(Event::Net(event)));
-    let network = match config.openflow.controllers.is_empty() {
-        true => None,
-        false => Some(Network::start(&config.openflow, take).context("OpenFlow controllers")?),
-    };
+    let network = network(config, &to)?;
     if !config.openflow.proxy_ports.is_empty() {
         proxied::listen(to.clone())?;
     }
@@ -170,6 +173,16 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
     let tell_to = to.clone();
     let tell = Box::new(move |message| drop(tell_to.send(Event::Message(message))));
     Ok((Handle::new(to, shown_maps), SwitchEnd { orders: ordered, tell, gauge }))
+}
+
+/// The connections to controllers, if any are configured.
+fn network(config: &Config, to: &Sender<Event>) -> Result<Option<Network>> {
+    if config.openflow.controllers.is_empty() {
+        return Ok(None);
+    }
+    let to = to.clone();
+    let take = move |event| drop(to.send(Event::Net(event)));
+    Network::start(&config.openflow, take).context("OpenFlow controllers").map(Some)
 }
 
 impl Switch {
@@ -238,6 +251,11 @@ impl Switch {
             Event::Net(event) if self.charge.asked || !self.held.is_empty() => self.held.push_back(event),
             Event::Net(event) => self.net(event),
             Event::Proxied(frame) => self.proxied(&frame),
+            Event::Reload(Reload { config, reply }) => {
+                let config = locked(&config).take();
+                // If nobody waits any more, there is none.
+                config.into_iter().for_each(|config| drop(reply.send(self.reload(config))));
+            }
             Event::Machine(machine) => {
                 self.devices.machine = Some(machine);
                 self.show_machine();
@@ -253,14 +271,12 @@ impl Switch {
     }
 
     fn net(&mut self, event: NetEvent) {
-        let listens = |target: usize| self.config.openflow.controllers.get(target).is_some_and(|t| t.listens);
-        let dialled = matches!(event, NetEvent::Connected { target, .. } if !listens(target));
         let Ok((rules, devices)) = self.rules() else { return };
         let maps = rules.maps().clone();
         let outside = &Counted { devices, memory: maps.memory() };
         let agent = &mut rules.agent;
         match event {
-            NetEvent::Connected { connection, peer, .. } => {
+            NetEvent::Connected { connection, peer, dialled } => {
                 agent.connected(connection, &peer, dialled, now_ms())
             }
             NetEvent::Received { connection, bytes } => agent.received(connection, &bytes, now_ms(), outside),
@@ -278,13 +294,40 @@ impl Switch {
         let report = rules.and_then(|rules| {
             let mut report = explain::report(&mut rules.agent, &self.devices.ports, &port, frame, now_ms())?;
             if report.outputs.iter().any(|output| output.to == "CONTROLLER") && !rules.agent.has_peer() {
-                let state = if self.network.is_some() { "connected" } else { "configured" };
+                let none = self.config.openflow.controllers.is_empty();
+                let state = if none { "configured" } else { "connected" };
                 report.notes.push(format!("no controller is {state}, so packets to CONTROLLER are lost"));
             }
             Some(report)
         });
         // It does no harm if the client is gone.
         let _ = reply.send(report);
+    }
+
+    /// Follows another configuration.
+    ///
+    /// # Errors
+    /// An address cannot be listened on, or a TLS file cannot be used. Everything is as before.
+    fn reload(&mut self, config: Config) -> Result<()> {
+        match &mut self.network {
+            Some(network) => network.follow(&config.openflow)?,
+            None => self.network = network(&config, &self.to_self)?,
+        }
+        self.config = config;
+        if let Some(rules) = &mut self.rules {
+            rules.follow(&self.config, &self.devices.ports);
+        }
+        self.need_rules();
+        Ok(())
+    }
+
+    /// Misses and controllers need rules from the start.
+    fn need_rules(&mut self) {
+        if (self.config.flows.miss != Miss::Normal || self.network.is_some())
+            && let Err(error) = self.rules()
+        {
+            tracing::error!("{}", error.text);
+        }
     }
 
     /// Takes a flow-mod that came through another switch. It is lost if it comes before the ports are known.
@@ -304,12 +347,7 @@ impl Switch {
             rules.set_ports(&self.devices);
         }
         let Some(early) = self.early.take() else { return };
-        // Misses and controllers need rules from the start.
-        if (self.config.flows.miss != Miss::Normal || self.network.is_some())
-            && let Err(error) = self.rules()
-        {
-            tracing::error!("{}", error.text);
-        }
+        self.need_rules();
         early.into_iter().for_each(|event| self.take(event));
     }
 
@@ -357,7 +395,7 @@ impl Switch {
     /// changes that packets obey.
     fn settle(&mut self) {
         let Some(rules) = &mut self.rules else { return };
-        rules.choose(&self.devices, &self.config.cores);
+        rules.choose(&self.devices);
         let obeys = self.charge.is(rules.agent.wants_rules());
         rules.settle(obeys, &self.devices);
         // Asked again: controllers that waited for a barrier go on, and may have changed that.

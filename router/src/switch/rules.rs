@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     base::clock::monotonic,
-    config::{self, Config, CoresSettings, DaemonPath},
-    cores::handle,
-    plane::{FlowMaps, FlowSettings, MappedFlows, online_cpus},
+    config::{self, Config, DaemonPath},
+    cores::handle::CoresHandle,
+    plane::{FlowMaps, FlowSettings, MappedFlows, WithoutDaemon, online_cpus},
     switch::seam::{Gauge, SwitchPath, SwitchPort, rule_port},
 };
 use anyhow::{Context, Result};
@@ -111,9 +111,8 @@ impl Rules {
         let seed = Seed::new(std::array::from_fn(|i| u64::from_ne_bytes(words[i])));
         let capacity = capacity(config.flows.rules.0 as usize);
         let settings = settings(config, ports);
-        let outlast_daemon = settings.controllers && settings.fail == FailMode::Secure;
-        let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon })?);
-        maps.set_keeps_drops(!settings.controllers || settings.fail == FailMode::Secure);
+        let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed })?);
+        maps.set_without_daemon(without_daemon(&settings));
         let flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
         Ok(Rules {
             agent: Agent::new(flows, settings),
@@ -129,6 +128,13 @@ impl Rules {
             changing: Changing::default(),
             chooses: false,
         })
+    }
+
+    /// Follows another configuration.
+    pub fn follow(&mut self, config: &Config, ports: &[SwitchPort]) {
+        let settings = settings(config, ports);
+        self.maps.set_without_daemon(without_daemon(&settings));
+        self.agent.follow(settings);
     }
 
     /// The maps that packets see.
@@ -157,7 +163,7 @@ impl Rules {
 
     /// Gives the agent the present cores and workloads, for controllers that ask.
     pub fn show_machine(&mut self, devices: &Devices) {
-        let report = devices.machine.as_ref().map(handle::Handle::cores);
+        let report = devices.machine.as_ref().map(CoresHandle::cores);
         self.agent.set_cores(machine::cores(&devices.ports, report.as_ref()), now_ms());
         if let Some(report) = report {
             self.agent.set_workloads(machine::workloads(&report), now_ms());
@@ -233,13 +239,13 @@ impl Rules {
     }
 
     /// Starts to choose cores for flows, after the first rule that asks for it.
-    pub fn choose(&mut self, devices: &Devices, cores: &CoresSettings) {
+    pub fn choose(&mut self, devices: &Devices) {
         let (Some(machine), false) = (&devices.machine, self.chooses) else { return };
         if !self.maps.memory().chooses() {
             return;
         }
         self.chooses = true;
-        if let Err(error) = choosing::start(self.maps.clone(), machine.clone(), cores) {
+        if let Err(error) = choosing::start(self.maps.clone(), machine.clone()) {
             tracing::error!(
                 "cannot choose cores for flows, so they stay on the cores where they come in: {error:#}"
             );
@@ -320,6 +326,15 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
         echo_interval_ms: u64::try_from(openflow.echo_interval.0.as_millis()).unwrap_or(u64::MAX),
         packet_in_pps: openflow.packet_in_pps.0,
         proxy_ports: proxy_ports(&openflow.proxy_ports, ports),
+    }
+}
+
+/// Without controllers that we dial, rules are as local as routes, and what they drop stays dropped.
+fn without_daemon(settings: &Settings) -> WithoutDaemon {
+    match (settings.controllers, settings.fail) {
+        (false, _) => WithoutDaemon::Drop,
+        (true, FailMode::Secure) => WithoutDaemon::GoOn,
+        (true, FailMode::Standalone) => WithoutDaemon::End,
     }
 }
 

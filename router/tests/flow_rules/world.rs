@@ -77,7 +77,7 @@ impl FlowWorld {
         }
         // Rules are found with any hashes. These are fixed.
         let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
+        let settings = FlowSettings { capacity: CAPACITY, seed };
         let maps = Arc::new(FlowMaps::new(settings).unwrap_or_else(|e| panic!("{e:#}")));
         let flows = FlowPlane::load(&plane, &maps).unwrap_or_else(|e| panic!("{e:#}"));
         let memory = maps.memory().clone();

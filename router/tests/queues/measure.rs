@@ -187,7 +187,7 @@ fn five_fields(frame: &[u8]) -> Match {
 /// A rule for the flow of each frame.
 pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: RulePort) -> FlowPlane {
     let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-    let maps = FlowMaps::new(FlowSettings { capacity: FLOWS, seed, outlast_daemon: false }).unwrap();
+    let maps = FlowMaps::new(FlowSettings { capacity: FLOWS, seed }).unwrap();
     let plane = FlowPlane::load(&w.plane, &Arc::new(maps)).unwrap();
     let memory = plane.maps().memory();
     memory.set_ports([(RulePort(1), (w.port[0], true)), (RulePort(2), (w.port[1], true))].into()).unwrap();

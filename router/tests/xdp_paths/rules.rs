@@ -30,8 +30,7 @@ fn paths_are_asked_before_flow_rules() {
     in_new_namespace(|| {
         let (mut w, maps) = with_paths(settings());
         // Without any rule, all packets are dropped.
-        let settings =
-            FlowSettings { capacity: CAPACITY, seed: Seed::new([3, 5, 7, 11, 13]), outlast_daemon: false };
+        let settings = FlowSettings { capacity: CAPACITY, seed: Seed::new([3, 5, 7, 11, 13]) };
         let rules = Arc::new(FlowMaps::new(settings).unwrap());
         let mut flows = FlowPlane::load(&w.plane, &rules).unwrap_or_else(|e| panic!("{e:#}"));
         let class = Class { protocol: Some(17), ..Class::default() };
@@ -73,7 +72,7 @@ pub struct Rules {
 impl Rules {
     pub fn new(plane: &Plane, maps: &PathMaps) -> Rules {
         let seed = Seed::new([3, 5, 7, 11, 13]);
-        let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
+        let settings = FlowSettings { capacity: CAPACITY, seed };
         let memory = Arc::new(FlowMaps::new(settings).unwrap());
         let flows = FlowPlane::load(plane, &memory).unwrap_or_else(|e| panic!("{e:#}"));
         let mut tables = Flows::new(

@@ -54,7 +54,7 @@ pub struct Rules {
 impl Rules {
     fn new(w: &World) -> Rules {
         let seed = Seed::new([3, 5, 7, 11, 13]);
-        let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
+        let settings = FlowSettings { capacity: CAPACITY, seed };
         let maps = Arc::new(FlowMaps::new(settings).unwrap());
         let plane = FlowPlane::load(&w.plane, &maps).unwrap_or_else(|e| panic!("{e:#}"));
         let normal = Instructions::apply([Action::output(RulePort::NORMAL)]);

@@ -190,6 +190,17 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
+    /// Follows other settings. Connections go on: `versions`, `datapath_id` and `description` are for new ones.
+    pub fn follow(&mut self, settings: Settings) {
+        if settings.miss != self.settings.miss {
+            self.flows.set_miss(&settings.miss);
+        }
+        if settings.packet_in_pps != self.settings.packet_in_pps {
+            self.packet_ins = TokenBucket::new(settings.packet_in_pps);
+        }
+        self.settings = settings;
+    }
+
     /// Adds a connection. `controller`: it is one of those that we connect to ([`Settings::controllers`]).
     pub fn connected(&mut self, id: ConnectionId, peer: &str, controller: bool, now_ms: u64) {
         self.connections.insert(id, Connection::new(peer, controller, now_ms));

@@ -329,6 +329,7 @@ impl Kernel for Linux {
 }
 
 impl Observe for Linux {
+    fn follow(&mut self, _: &Config, _: &crate::config::ports::NumberedPorts) {}
     fn poll(&mut self, _: Duration) -> Result<Vec<Event>> {
         self.0.polls.borrow_mut().pop_front().unwrap_or(Ok(Vec::new()))
     }
@@ -671,6 +672,20 @@ fn run(case: Case, queries: Vec<Query>) -> (Ended, Vec<super::api::Answer>, Linu
         answer
     };
     let answers: Vec<_> = queries.into_iter().map(|query| send(&to, query)).collect();
-    let ended = case.control.run(&requests).unwrap();
+    let ended = case.control.run(&requests, &mut Alone).unwrap();
     (ended, answers.into_iter().map(|a| a.blocking_recv().unwrap()).collect(), case.linux)
+}
+
+/// No threads beside the loop.
+struct Alone;
+
+impl super::seam::Beside for Alone {
+    fn reload(
+        &mut self,
+        _: &crate::config::Changes,
+        _: &Config,
+        _: &crate::config::ports::NumberedPorts,
+    ) -> Result<()> {
+        Ok(())
+    }
 }

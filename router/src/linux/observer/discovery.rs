@@ -337,7 +337,7 @@ impl Observer {
         self.crowds = crowds;
     }
 
-    /// A namespace that was found by a process may get a name, or outlive the process.
+    /// A namespace that was found by a process may get a name, or outlive the process. Any may be configured or no longer be.
     fn renew_names(
         &mut self,
         found: &BTreeMap<Key, FoundNamespace>,
@@ -347,8 +347,10 @@ impl Observer {
             let key = space.place.key();
             let Some(place) = configured.get(&key).or(found.get(&key)) else { continue };
             space.place.move_to(&place.path);
-            if place.name != space.namespace.name {
+            let is_configured = configured.contains_key(&key);
+            if (&place.name, is_configured) != (&space.namespace.name, space.namespace.configured) {
                 space.namespace.name.clone_from(&place.name);
+                space.namespace.configured = is_configured;
                 if space.announced {
                     self.out.push(Event::Namespace(space.id, space.namespace.clone()));
                 }
@@ -427,7 +429,7 @@ impl Observer {
     /// Ports and all watched devices that sit on them.
     fn chain(&mut self) -> Chain {
         let mut chain: Chain =
-            self.ports.iter().filter_map(|p| p.port.as_ref()).map(|p| (HOST, p.ifindex)).collect();
+            self.ports.values().filter_map(|p| p.port.as_ref()).map(|p| (HOST, p.ifindex)).collect();
         let mut candidates = Vec::new();
         for space in self.spaces.values_mut() {
             let links: Vec<_> = space.links.values().filter(|l| l.kind.sits_on_another()).cloned().collect();

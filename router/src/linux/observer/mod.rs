@@ -56,7 +56,10 @@ use crate::{
 };
 use discovery::Left;
 use ear::Ear;
-use logic::observe::{AttachedPort, Event, Namespace, NamespaceId, Owner};
+use logic::{
+    observe::{AttachedPort, Event, Namespace, NamespaceId, Owner},
+    plan::PortId,
+};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
 pub use quota::Quota;
@@ -119,9 +122,6 @@ fn token(id: NamespaceId, what: u64) -> u64 {
 /// Why observing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A port does not exist at the start.
-    #[error("there is no network device {0} in this network namespace (see: ip link)")]
-    NoPort(String),
     /// The namespace of a configured router cannot be opened.
     #[error("router {0}: no such network namespace: {1}; {there}", there = named_namespaces())]
     NoNamespace(String, io::Error),
@@ -201,7 +201,7 @@ pub struct Observer {
     visited: NamespaceId,
     /// A look through the namespaces is under way.
     looking: bool,
-    ports: Vec<PortState>,
+    ports: BTreeMap<PortId, PortState>,
     /// The namespaces of veth peers of ports, by the number under which the host knows them.
     peer_places: BTreeMap<i32, Option<(Key, FoundNamespace)>>,
     next_id: NamespaceId,
@@ -240,16 +240,13 @@ impl Observer {
     /// Reads everything; the first [`Observer::poll`] returns the result.
     ///
     /// # Errors
-    /// A port or a configured namespace does not exist, or the system refuses (root is needed).
+    /// A configured namespace does not exist, or the system refuses (root is needed).
     pub fn new(config: ObserverConfig) -> Result<Observer, Error> {
         raise_descriptor_limit();
         let own = NamespaceRef::own().map_err(|e| Error::System("cannot see the current namespace", e))?;
         let mut observer = Observer::unread(config, own.key())?;
         observer.watch_host(own).map_err(|e| Error::System("cannot observe the current namespace", e))?;
         observer.refresh_ports();
-        if let Some(missing) = observer.ports.iter().find(|p| p.port.is_none()) {
-            return Err(Error::NoPort(missing.wanted.to_string()));
-        }
         for router in &observer.config.routers {
             router.key().map_err(|e| Error::NoNamespace(router.to_string(), e))?;
         }
@@ -262,6 +259,24 @@ impl Observer {
         observer.settle();
         observer.list_programs();
         Ok(observer)
+    }
+
+    /// Follows other settings: these ports, by number, these configured `routers`, and these limits. Routers that are gone
+    /// from the list are watched as long as they have a device on a port.
+    pub fn configure(&mut self, ports: &BTreeMap<PortId, PortName>, routers: Vec<Source>, quota: Quota) {
+        let stays = |id: &PortId, state: &PortState| ports.get(id) == Some(&state.wanted);
+        for (id, _) in self.ports.iter().filter(|(id, state)| !stays(id, state) && state.port.is_some()) {
+            self.out.push(Event::PortGone(*id));
+        }
+        self.ports.retain(|id, state| stays(id, state));
+        for (id, wanted) in ports {
+            self.ports.entry(*id).or_insert_with(|| PortState { wanted: wanted.clone(), port: None });
+        }
+        (self.config.routers, self.config.quota) = (routers, quota);
+        for (id, space) in &mut self.spaces {
+            space.set_quota(quota.of(*id));
+        }
+        self.discover(true);
     }
 
     fn unread(config: ObserverConfig, own: Key) -> Result<Observer, Error> {
@@ -279,7 +294,7 @@ impl Observer {
             visits: BTreeMap::new(),
             visited: HOST,
             looking: false,
-            ports: config.ports.iter().map(port).collect(),
+            ports: (0..).zip(config.ports.iter().map(port)).collect(),
             peer_places: BTreeMap::new(),
             next_id: HOST,
             dull: BTreeSet::new(),

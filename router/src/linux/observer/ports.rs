@@ -16,12 +16,11 @@ impl Observer {
     /// Reports ports that appeared, changed or vanished.
     pub(super) fn refresh_ports(&mut self) {
         let Some(host) = self.spaces.get(&HOST) else { return };
-        let now: Vec<Option<u32>> = self.ports.iter().map(|state| place(state, &host.links)).collect();
+        let now: Vec<Option<u32>> = self.ports.values().map(|state| place(state, &host.links)).collect();
         // This is read again each time: for a veth it depends on the programs that its peer has attached.
         let ask = || now.iter().map(|index| index.map_or((false, true), look)).collect();
         let looks: Vec<_> = host.place.inside(ask).unwrap_or_else(|_| vec![(false, true); now.len()]);
-        for (i, state) in self.ports.iter_mut().enumerate() {
-            let id = i as PortId;
+        for (i, (&id, state)) in self.ports.iter_mut().enumerate() {
             let (frags, hashes) = looks[i];
             let port = now[i].map(|ifindex| AttachedPort { namespace: HOST, ifindex, frags, hashes });
             if port == state.port {
@@ -100,7 +99,7 @@ impl Observer {
 
     /// The device of a port.
     fn port_link(&self, id: PortId) -> Option<&RawLink> {
-        let port = self.ports.get(usize::from(id))?.port.as_ref()?;
+        let port = self.ports.get(&id)?.port.as_ref()?;
         self.spaces.get(&HOST)?.links.get(&port.ifindex)
     }
 }

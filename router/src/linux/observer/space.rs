@@ -267,6 +267,15 @@ impl Space {
         !waits && self.visit.is_none()
     }
 
+    /// Sets other limits. Everything is read again, to compare it with them, also what was over a limit and is left alone.
+    pub fn set_quota(&mut self, quota: Quota) {
+        if quota != self.quota {
+            self.quota = quota;
+            self.asked.state = true;
+            self.quiet = self.quiet.map(|_| Instant::now());
+        }
+    }
+
     /// Marks a part as unknown until it is read again. Until then nothing is accelerated here.
     pub fn distrust(&mut self, part: Part, why: String, out: &mut Vec<Event>) {
         self.unread.add(part, why);

@@ -1,6 +1,6 @@
 //! One connection.
 
-use super::{CHUNK_BYTES, ConnectionId, NetEvent, Shared, Timing};
+use super::{CHUNK_BYTES, ConnectionId, NetEvent, Shared, TargetId, Timing};
 use crate::base::door::{Gone, Pass};
 use rustix::net::sockopt;
 use std::{collections::VecDeque, io, net::IpAddr, pin::pin, time::Duration};
@@ -50,7 +50,7 @@ pub fn prepare(stream: &TcpStream, timing: &Timing) -> io::Result<()> {
 /// Serves a connection until it ends. `guest`: the pass of a peer that opened it.
 pub async fn serve(
     shared: &Shared,
-    target: usize,
+    target: TargetId,
     stream: Box<dyn Stream>,
     peer: &str,
     guest: Option<(Pass<IpAddr>, Gone)>,

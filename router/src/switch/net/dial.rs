@@ -1,7 +1,7 @@
 //! Connections that the daemon dials, again and again.
 
 use super::{
-    Shared, Timing,
+    Shared, TargetId, Timing,
     connection::{self, Stream},
     tls::Tls,
 };
@@ -22,19 +22,19 @@ use tokio::{
 /// The most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 4;
 
-/// Dials a target, serves the connection, and dials again, for ever.
-pub async fn keep(shared: Arc<Shared>, index: usize, target: Target, tls: Option<Tls>) {
+/// Dials a target, serves the connection, and dials again, until the target is not configured any more.
+pub async fn keep(shared: Arc<Shared>, id: TargetId, target: Target) {
     let mut back_off = BackOff { next: shared.timing.first_retry };
-    loop {
-        shared.state().targets[index].attempts += 1;
+    while shared.begin_attempt(id) {
+        let tls = shared.tls(target.tls);
         let lived = match connect(&shared.timing, &target, tls.as_ref()).await {
             Ok(stream) => {
                 let begun = Instant::now();
-                connection::serve(&shared, index, stream, &target.to_string(), None).await;
+                connection::serve(&shared, id, stream, &target.to_string(), None).await;
                 begun.elapsed()
             }
             Err(error) => {
-                shared.failed(index, error.to_string());
+                shared.failed(id, error.to_string());
                 Duration::ZERO
             }
         };

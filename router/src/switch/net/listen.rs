@@ -4,7 +4,7 @@
 //! there. So an idle socket takes no place, and keeps nobody out.
 
 use super::{
-    Shared,
+    Shared, TargetId,
     connection::{self, NO_ROOM, SENT_AWAY},
     dial::within,
     tls::Tls,
@@ -33,31 +33,31 @@ pub fn bind(target: &Target) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts connections and serves as many as there is [`ROOM`] for, for ever.
-pub async fn serve(shared: Arc<Shared>, index: usize, listener: TcpListener, tls: Option<Tls>) {
+/// Accepts connections and serves as many as there is [`ROOM`] for, until the task is aborted.
+pub async fn serve(shared: Arc<Shared>, id: TargetId, listener: TcpListener, uses_tls: bool) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
-        Err(error) => return shared.failed(index, format!("listening: {error}")),
+        Err(error) => return shared.failed(id, format!("listening: {error}")),
     };
     let door = Door::new(ROOM);
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                shared.failed(index, format!("accepting: {error}"));
+                shared.failed(id, format!("accepting: {error}"));
                 // The cause is mostly too many open files. To try again at once would only keep the CPU busy.
                 sleep(Duration::from_secs(1)).await;
                 continue;
             }
         };
         let mut guest = door.knock(source(peer.ip()));
-        let (shared, tls) = (shared.clone(), tls.clone());
+        let (shared, tls) = (shared.clone(), shared.tls(uses_tls));
         tokio::spawn(async move {
             let method = if tls.is_some() { "ssl" } else { "tcp" };
             let name = format!("{method}:{peer}");
             match greet(&shared, stream, tls, &mut guest).await {
-                Ok(stream) => connection::serve(&shared, index, stream, &name, Some(guest)).await,
-                Err(error) => shared.turned_away(index, &name, &error),
+                Ok(stream) => connection::serve(&shared, id, stream, &name, Some(guest)).await,
+                Err(error) => shared.turned_away(id, &name, &error),
             }
         });
     }

@@ -29,7 +29,7 @@ use connection::Command;
 pub use logic::openflow::agent::ConnectionId;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     net::{SocketAddr, TcpListener},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -39,6 +39,7 @@ use std::{
 use tokio::{
     runtime,
     sync::{mpsc, oneshot},
+    task::AbortHandle,
 };
 
 /// The most bytes of one [`NetEvent::Received`].
@@ -47,8 +48,8 @@ pub const CHUNK_BYTES: usize = 64 << 10;
 /// An event of a connection. The first one is `Connected`, the last one `Closed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetEvent {
-    /// `target`: the index in [`OpenFlowSettings::controllers`].
-    Connected { connection: ConnectionId, peer: String, target: usize },
+    /// `dialled`: we opened it.
+    Connected { connection: ConnectionId, peer: String, dialled: bool },
     /// At most [`CHUNK_BYTES`]; nothing more is read until [`Network::read`].
     Received { connection: ConnectionId, bytes: Vec<u8> },
     /// The kernel has taken so many more bytes.
@@ -119,9 +120,15 @@ const TIMING: Timing = Timing {
 /// The thread and its connections; they end when this is dropped, without further events.
 pub struct Network {
     shared: Arc<Shared>,
+    runtime: runtime::Handle,
+    /// The tasks that listen, by target.
+    listening: BTreeMap<TargetId, AbortHandle>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
+
+/// Counts up with each target that was ever configured.
+type TargetId = usize;
 
 impl Network {
     /// Begins to listen and to dial. The thread calls `events`, which must not block.
@@ -140,34 +147,74 @@ impl Network {
         timing: Timing,
         events: impl Fn(NetEvent) + Send + Sync + 'static,
     ) -> Result<Self> {
-        settings.check()?;
-        let tls = settings.tls.as_ref().map(tls::Tls::load).transpose()?;
-        let mut state = ConnectionTable { next: 0, orders: HashMap::new(), targets: Vec::new() };
-        let mut listeners = Vec::new();
-        for target in &settings.controllers {
-            let listener = target.listens.then(|| listen::bind(target)).transpose()?;
-            let listening = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-            state.targets.push(TargetState::new(target, listening));
-            listeners.push(listener);
-        }
+        let state = ConnectionTable::default();
         let shared = Arc::new(Shared { events: Box::new(events), timing, state: Mutex::new(state) });
         // Names are looked up on threads of their own: getaddrinfo(3) blocks.
         let runtime = runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).build()?;
-        for (index, (target, listener)) in settings.controllers.iter().zip(listeners).enumerate() {
-            let (shared, tls) = (shared.clone(), tls.clone().filter(|_| target.tls));
-            match listener {
-                Some(listener) => runtime.spawn(listen::serve(shared, index, listener, tls)),
-                None => runtime.spawn(dial::keep(shared, index, target.clone(), tls)),
-            };
-        }
         let (stop, stopped) = oneshot::channel();
+        let mut network = Self {
+            shared,
+            runtime: runtime.handle().clone(),
+            listening: BTreeMap::new(),
+            stop: Some(stop),
+            thread: None,
+        };
+        network.follow(settings)?;
         let thread = thread::Builder::new().name("openflow-net".into()).spawn(move || {
             privileges::serve_with_nothing("openflow-net");
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         });
-        let thread = thread.context("starting the thread of the OpenFlow connections")?;
-        Ok(Self { shared, stop: Some(stop), thread: Some(thread) })
+        network.thread = Some(thread.context("starting the thread of the OpenFlow connections")?);
+        Ok(network)
+    }
+
+    /// Follows other settings: begins to listen to new targets, or to dial them, and ends the connections of targets that are
+    /// gone. Other connections go on. TLS files are read again, for new connections.
+    ///
+    /// # Errors
+    /// An address cannot be listened on, or a TLS file cannot be used. Everything is as before.
+    pub fn follow(&mut self, settings: &OpenFlowSettings) -> Result<()> {
+        settings.check()?;
+        let tls = settings.tls.as_ref().map(tls::Tls::load).transpose()?;
+        let known = self.shared.state().configured();
+        let mut listeners = BTreeMap::new();
+        for (place, target) in settings.controllers.iter().enumerate() {
+            if target.listens && !known.iter().any(|(_, known)| known == target) {
+                listeners.insert(place, listen::bind(target)?);
+            }
+        }
+        let addresses = listeners.values().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
+        // From here on nothing can fail.
+        self.shared.state().tls = tls;
+        for (id, _) in known.iter().filter(|(_, target)| !settings.controllers.contains(target)) {
+            self.forget(*id);
+        }
+        let mut addresses = addresses.into_iter();
+        for (place, target) in settings.controllers.iter().enumerate() {
+            if let Some((id, _)) = known.iter().find(|(_, known)| known == target) {
+                self.shared.state().place(*id, Some(place));
+                continue;
+            }
+            let listener = listeners.remove(&place);
+            let listening = listener.is_some().then(|| addresses.next()).flatten();
+            let id = self.shared.state().add(TargetState::new(target, place, listening));
+            let shared = self.shared.clone();
+            match listener {
+                Some(listener) => {
+                    let task = self.runtime.spawn(listen::serve(shared, id, listener, target.tls));
+                    self.listening.insert(id, task.abort_handle());
+                }
+                None => drop(self.runtime.spawn(dial::keep(shared, id, target.clone()))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a target that is not configured any more, and its connections.
+    fn forget(&mut self, id: TargetId) {
+        self.listening.remove(&id).iter().for_each(AbortHandle::abort);
+        self.shared.state().place(id, None);
     }
 
     /// Queues bytes to be written. Does nothing if the connection is gone.
@@ -187,7 +234,11 @@ impl Network {
 
     /// The state of each target, in the order of the configuration.
     pub fn report(&self) -> Vec<ControllerReport> {
-        self.shared.state().targets.iter().map(TargetState::report).collect()
+        let state = self.shared.state();
+        let mut targets: Vec<_> =
+            state.targets.values().filter_map(|target| Some((target.place?, target))).collect();
+        targets.sort_by_key(|(place, _)| *place);
+        targets.into_iter().map(|(_, target)| target.report()).collect()
     }
 
     fn order(&self, connection: ConnectionId, command: Command) {
@@ -213,15 +264,63 @@ struct Shared {
     state: Mutex<ConnectionTable>,
 }
 
+#[derive(Default)]
 struct ConnectionTable {
     /// The number of the next connection.
     next: u32,
     orders: HashMap<ConnectionId, mpsc::UnboundedSender<Command>>,
-    targets: Vec<TargetState>,
+    /// For connections that begin now.
+    tls: Option<tls::Tls>,
+    next_target: TargetId,
+    /// Also those that are not configured any more, until their last connection has ended.
+    targets: BTreeMap<TargetId, TargetState>,
 }
 
+impl ConnectionTable {
+    /// The configured targets.
+    fn configured(&self) -> Vec<(TargetId, Target)> {
+        let configured = self.targets.iter().filter(|(_, target)| target.place.is_some());
+        configured.map(|(id, target)| (*id, target.target.clone())).collect()
+    }
+
+    fn add(&mut self, target: TargetState) -> TargetId {
+        let id = self.next_target;
+        self.next_target += 1;
+        self.targets.insert(id, target);
+        id
+    }
+
+    /// Sets the place of a target in the configuration; `None`: it is not there, and its connections end.
+    fn place(&mut self, id: TargetId, place: Option<usize>) {
+        let Some(target) = self.targets.get_mut(&id) else { return };
+        target.place = place;
+        if place.is_none() {
+            for (connection, ..) in &target.connections {
+                self.orders.get(connection).map(|to| to.send(Command::Close(NOT_CONFIGURED.into())));
+            }
+        }
+        self.tidy(id);
+    }
+
+    /// Forgets a target that listened, is not configured any more, and has no connection left. One that is dialled is
+    /// forgotten before its next attempt.
+    fn tidy(&mut self, id: TargetId) {
+        let is_over = |target: &mut TargetState| {
+            target.place.is_none() && target.target.listens && target.connections.is_empty()
+        };
+        if self.targets.get_mut(&id).is_some_and(is_over) {
+            self.targets.remove(&id);
+        }
+    }
+}
+
+/// Why a connection ends after a change of the configuration.
+const NOT_CONFIGURED: &str = "this controller is not configured any more";
+
 struct TargetState {
-    target: String,
+    target: Target,
+    /// `None`: it is not configured any more.
+    place: Option<usize>,
     listening: Option<SocketAddr>,
     connections: Vec<(ConnectionId, String, Instant)>,
     attempts: u64,
@@ -231,10 +330,10 @@ struct TargetState {
 }
 
 impl TargetState {
-    fn new(target: &Target, listening: Option<SocketAddr>) -> Self {
-        let target = target.to_string();
+    fn new(target: &Target, place: usize, listening: Option<SocketAddr>) -> Self {
         Self {
-            target,
+            target: target.clone(),
+            place: Some(place),
             listening,
             connections: Vec::new(),
             attempts: 0,
@@ -251,7 +350,7 @@ impl TargetState {
             age_s: since.elapsed().as_secs_f64(),
         };
         ControllerReport {
-            target: self.target.clone(),
+            target: self.target.to_string(),
             listening: self.listening,
             connections: self.connections.iter().map(connection).collect(),
             attempts: self.attempts,
@@ -282,50 +381,84 @@ impl Shared {
         (self.events)(event);
     }
 
-    /// Registers a new connection. Returns its number, and the orders to it.
-    fn opened(&self, target: usize, peer: &str) -> (ConnectionId, mpsc::UnboundedReceiver<Command>) {
+    /// TLS for a connection that begins now, if its target uses it.
+    fn tls(&self, is_used: bool) -> Option<tls::Tls> {
+        self.state().tls.clone().filter(|_| is_used)
+    }
+
+    /// Counts an attempt to reach a target. Returns false if it is not configured any more, and forgets it.
+    fn begin_attempt(&self, target: TargetId) -> bool {
+        let mut state = self.state();
+        let configured = state.targets.get_mut(&target).filter(|target| target.place.is_some());
+        if let Some(target) = configured {
+            target.attempts += 1;
+            return true;
+        }
+        state.targets.remove(&target);
+        false
+    }
+
+    /// Does something with a target. `None`: it is forgotten.
+    fn with<T>(&self, target: TargetId, act: impl FnOnce(&mut TargetState) -> T) -> Option<T> {
+        self.state().targets.get_mut(&target).map(act)
+    }
+
+    /// Registers a new connection. Returns its number, and the orders to it. If its target is not configured any more, the
+    /// first order is to close it.
+    fn opened(&self, target: TargetId, peer: &str) -> (ConnectionId, mpsc::UnboundedReceiver<Command>) {
         let (to, orders) = mpsc::unbounded_channel();
         let mut state = self.state();
         let connection = ConnectionId(state.next);
         state.next = state.next.wrapping_add(1);
+        let mut dialled = false;
+        let known = state.targets.get_mut(&target);
+        if known.as_ref().is_none_or(|target| target.place.is_none()) {
+            let _ = to.send(Command::Close(NOT_CONFIGURED.into()));
+        }
+        if let Some(target) = known {
+            target.connections.push((connection, peer.to_owned(), Instant::now()));
+            target.log(&format!("connected with {peer}"));
+            dialled = !target.target.listens;
+        }
         state.orders.insert(connection, to);
-        state.targets[target].connections.push((connection, peer.to_owned(), Instant::now()));
-        state.targets[target].log(&format!("connected with {peer}"));
         drop(state);
-        self.tell(NetEvent::Connected { connection, peer: peer.to_owned(), target });
+        self.tell(NetEvent::Connected { connection, peer: peer.to_owned(), dialled });
         (connection, orders)
     }
 
-    fn closed(&self, target: usize, connection: ConnectionId, peer: &str, why: String) {
+    fn closed(&self, target: TargetId, connection: ConnectionId, peer: &str, why: String) {
         let mut state = self.state();
         state.orders.remove(&connection);
-        state.targets[target].connections.retain(|(id, ..)| *id != connection);
-        state.targets[target].refused += u64::from(why == connection::NO_ROOM);
-        state.targets[target].last_end = Some((why.clone(), Instant::now()));
-        state.targets[target].log(&format!("connection with {peer} ended: {why}"));
+        if let Some(known) = state.targets.get_mut(&target) {
+            known.connections.retain(|(id, ..)| *id != connection);
+            known.refused += u64::from(why == connection::NO_ROOM);
+            known.last_end = Some((why.clone(), Instant::now()));
+            known.log(&format!("connection with {peer} ended: {why}"));
+        }
+        state.tidy(target);
         drop(state);
         self.tell(NetEvent::Closed { connection, why });
     }
 
     /// Records that a connection of a peer failed. Anybody who reaches the port can cause that, so it is logged seldom.
-    fn turned_away(&self, target: usize, peer: &str, why: &io::Error) {
-        let mut state = self.state();
-        let target = &mut state.targets[target];
-        target.refused += u64::from(why.to_string() == connection::NO_ROOM);
-        let source = peer.rsplit_once(':').map_or(peer, |(source, _)| source);
-        if let Some(more) = target.seldom.may("turned away", source, Instant::now()) {
-            tracing::warn!("OpenFlow: {}: {peer}: {why}{more}", target.target);
-        }
-        target.last_end = Some((format!("{peer}: {why}"), Instant::now()));
+    fn turned_away(&self, target: TargetId, peer: &str, why: &io::Error) {
+        self.with(target, |target| {
+            target.refused += u64::from(why.to_string() == connection::NO_ROOM);
+            let source = peer.rsplit_once(':').map_or(peer, |(source, _)| source);
+            if let Some(more) = target.seldom.may("turned away", source, Instant::now()) {
+                tracing::warn!("OpenFlow: {}: {peer}: {why}{more}", target.target);
+            }
+            target.last_end = Some((format!("{peer}: {why}"), Instant::now()));
+        });
     }
 
     /// Records a failed attempt. A reason that repeats is logged only once.
-    fn failed(&self, target: usize, why: String) {
-        let mut state = self.state();
-        let target = &mut state.targets[target];
-        if target.last_end.as_ref().is_none_or(|(before, _)| *before != why) {
-            tracing::warn!("OpenFlow: {}: {why}", target.target);
-        }
-        target.last_end = Some((why, Instant::now()));
+    fn failed(&self, target: TargetId, why: String) {
+        self.with(target, |target| {
+            if target.last_end.as_ref().is_none_or(|(before, _)| *before != why) {
+                tracing::warn!("OpenFlow: {}: {why}", target.target);
+            }
+            target.last_end = Some((why, Instant::now()));
+        });
     }
 }

@@ -137,7 +137,7 @@ fn an_accepted_connection_reports_each_event_from_first_to_last() {
     let mut peer = dial(address);
     let connection = ConnectionId(0);
     let name = format!("tcp:{}", peer.local_addr().unwrap());
-    assert_eq!(observed.next(), NetEvent::Connected { connection, peer: name.clone(), target: 0 });
+    assert_eq!(observed.next(), NetEvent::Connected { connection, peer: name.clone(), dialled: false });
     peer.write_all(b"hello").unwrap();
     observed.nothing_for(Duration::from_millis(100));
     assert_eq!(observed.received(connection), b"hello");
@@ -168,12 +168,80 @@ fn a_controller_is_dialled_by_its_name() {
     let observed = Observed::start(&["ptcp:0:127.0.0.1", &target], None).unwrap();
     let (mut peer, _) = listener.accept().unwrap();
     let connection = ConnectionId(0);
-    assert_eq!(observed.next(), NetEvent::Connected { connection, peer: target.clone(), target: 1 });
+    assert_eq!(observed.next(), NetEvent::Connected { connection, peer: target.clone(), dialled: true });
     peer.write_all(b"hello").unwrap();
     assert_eq!(observed.received(connection), b"hello");
     observed.network.send(connection, b"welcome".to_vec());
     assert_eq!(read_exactly(&mut peer, 7), b"welcome");
     assert!(peer.local_addr().is_ok() && observed.network.report()[1].attempts == 1);
+}
+
+fn settings(controllers: &[&str]) -> OpenFlowSettings {
+    let controllers = controllers.iter().map(|target| target.parse().unwrap()).collect();
+    OpenFlowSettings { controllers, ..OpenFlowSettings::default() }
+}
+
+#[test]
+fn other_settings_end_only_the_connections_of_targets_that_are_gone() {
+    let (kept, gone) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let [kept_at, gone_at] =
+        [&kept, &gone].map(|listener| format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()));
+    let mut observed = Observed::start(&[&gone_at, "ptcp:0:127.0.0.1", &kept_at], None).unwrap();
+    let mut names = BTreeMap::new();
+    for _ in 0..2 {
+        match observed.next() {
+            NetEvent::Connected { connection, peer, dialled: true } => drop(names.insert(peer, connection)),
+            event => panic!("{event:?}"),
+        }
+    }
+    let (mut kept_peer, _) = kept.accept().unwrap();
+    let (mut gone_peer, _) = gone.accept().unwrap();
+    let listened_at = observed.network.report()[1].listening.unwrap();
+    let mut guest = dial(listened_at);
+    let guest_is = observed.connected();
+    // The kept target moves to the first place, and a listener comes.
+    observed.network.follow(&settings(&[&kept_at, "ptcp:0:127.0.0.2"])).unwrap();
+    let mut ended: Vec<_> = (0..2).map(|_| observed.next()).collect();
+    ended
+        .sort_by_key(|event| matches!(event, NetEvent::Closed { connection, .. } if *connection == guest_is));
+    let closed = |connection| NetEvent::Closed { connection, why: NOT_CONFIGURED.into() };
+    assert_eq!(ended, [closed(names[&gone_at]), closed(guest_is)]);
+    assert_eq!((gone_peer.read(&mut [0]).unwrap(), guest.read(&mut [0]).unwrap()), (0, 0));
+    assert!(TcpStream::connect(listened_at).is_err(), "nobody listens there any more");
+    observed.network.send(names[&kept_at], b"still".to_vec());
+    assert_eq!(observed.next(), NetEvent::Written { connection: names[&kept_at], bytes: 5 });
+    assert_eq!(read_exactly(&mut kept_peer, 5), b"still");
+    let report = observed.network.report();
+    let targets: Vec<_> =
+        report.iter().map(|r| (r.target.as_str(), r.connections.len(), r.attempts)).collect();
+    assert_eq!(targets, [(kept_at.as_str(), 1, 1), ("ptcp:0:127.0.0.2", 0, 0)]);
+    dial(report[1].listening.unwrap());
+    observed.connected();
+    // A target that is gone is not dialled again. One that comes back is a new one.
+    gone.set_nonblocking(true).unwrap();
+    thread::sleep(2 * PACE.first_retry);
+    assert_eq!(gone.accept().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    observed.network.follow(&settings(&[&kept_at, &gone_at])).unwrap();
+    gone.set_nonblocking(false).unwrap();
+    gone.accept().unwrap();
+}
+
+#[test]
+fn settings_that_cannot_be_used_change_nothing() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken_at = format!("ptcp:{}:127.0.0.1", taken.local_addr().unwrap().port());
+    let (mut observed, address) = Observed::listening();
+    let mut peer = dial(address);
+    let connection = observed.connected();
+    let error = observed.network.follow(&settings(&["ptcp:0:127.0.0.2", &taken_at])).unwrap_err();
+    assert!(error.to_string().contains(&format!("cannot listen on {taken_at}")), "{error:#}");
+    let tls = TlsFiles { key: "/none".into(), certificate: "/none".into(), ca: "/none".into() };
+    let with_tls = OpenFlowSettings { tls: Some(tls), ..settings(&["ptcp:0:127.0.0.1"]) };
+    assert!(observed.network.follow(&with_tls).is_err());
+    observed.network.send(connection, b"still".to_vec());
+    assert_eq!(read_exactly(&mut peer, 5), b"still");
+    let report = observed.network.report();
+    assert_eq!((report.len(), report[0].listening), (1, Some(address)));
 }
 
 #[test]

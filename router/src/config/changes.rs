@@ -1,0 +1,147 @@
+//! The keys that differ between two configurations.
+
+use super::{
+    Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits, OpenFlowSettings,
+    Policing, SharesSettings, WorkersSettings,
+};
+
+/// Keys with other values, named as in the file (`cores.high`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Keys that a running daemon can change.
+    pub now: Vec<&'static str>,
+    /// Keys that need a restart of the daemon.
+    pub restart: Vec<&'static str>,
+}
+
+impl Changes {
+    /// Has one of these keys changed, or a key of these tables (`cores.`)?
+    pub fn touch(&self, names: &[&str]) -> bool {
+        let is = |key: &str, name: &&str| key == *name || name.ends_with('.') && key.starts_with(*name);
+        self.now.iter().any(|key| names.iter().any(|name| is(key, name)))
+    }
+
+    fn add(&mut self, key: &'static str, can_change: bool, is_same: bool) {
+        match (is_same, can_change) {
+            (true, _) => {}
+            (false, true) => self.now.push(key),
+            (false, false) => self.restart.push(key),
+        }
+    }
+}
+
+/// Compares all fields of two structures. A new field does not compile before it is listed here, each with whether a
+/// running daemon can change it.
+macro_rules! compare {
+    ($changes:ident, $type:ident, $old:expr, $new:expr, $($field:ident: $name:literal $can_change:expr),+ $(,)?) => {{
+        let $type { $($field),+ } = $old;
+        $($changes.add($name, $can_change, *$field == $new.$field);)+
+    }};
+}
+
+impl Config {
+    /// The keys that are different in `new`.
+    pub fn changes(&self, new: &Config) -> Changes {
+        let mut changes = Changes::default();
+        let Config {
+            ports,
+            routers,
+            heartbeat,
+            generic,
+            ecmp,
+            policing,
+            firewall,
+            limits,
+            flows,
+            cores,
+            shares,
+            openflow,
+            workers,
+            experimental,
+            sas,
+            paths,
+            crypto: _,
+            sas_later: _,
+            sa_settings: _,
+            path_settings: _,
+        } = self;
+        changes.add("ports", true, *ports == new.ports);
+        changes.add("routers", true, *routers == new.routers);
+        // With 0, the end of the process ends forwarding, and this is set up at the start.
+        let lasts = !heartbeat.0.is_zero() && !new.heartbeat.0.is_zero();
+        changes.add("heartbeat", lasts, *heartbeat == new.heartbeat);
+        changes.add("generic", false, *generic == new.generic);
+        changes.add("ecmp", false, *ecmp == new.ecmp);
+        // Workers have their own limits, which they get when they start.
+        let has_workers = !paths.is_empty();
+        compare!(changes, Policing, policing, new.policing,
+            exception_pps: "policing.exception_pps" !has_workers,
+            control_pps: "policing.control_pps" !has_workers,
+        );
+        // The tables of connections are made at the start, if there may be any.
+        let has_table = ![firewall.established, new.firewall.established].contains(&Established::Linux);
+        compare!(changes, FirewallSettings, firewall, new.firewall,
+            established: "firewall.established" has_table,
+            connections: "firewall.connections" false,
+        );
+        compare!(changes, Limits, limits, new.limits,
+            memory_mib: "limits.memory_mib" true,
+            routes_per_namespace: "limits.routes_per_namespace" true,
+            devices_per_namespace: "limits.devices_per_namespace" true,
+            namespaces_per_owner: "limits.namespaces_per_owner" true,
+        );
+        compare!(changes, Flows, flows, new.flows,
+            rules: "flows.rules" false,
+            miss: "flows.miss" true,
+        );
+        compare!(changes, CoresSettings, cores, new.cores,
+            policy: "cores.policy" true,
+            allowed: "cores.allowed" true,
+            high: "cores.high" true,
+            low: "cores.low" true,
+            hold: "cores.hold" true,
+            floor: "cores.floor" true,
+            serve: "cores.serve" true,
+            resume_latency: "cores.resume_latency" true,
+            fixed: "cores.fixed" true,
+            workloads: "cores.workloads" true,
+        );
+        compare!(changes, SharesSettings, shares, new.shares,
+            enforce: "shares.enforce" false,
+            weights: "shares.weights" true,
+        );
+        compare!(changes, OpenFlowSettings, openflow, new.openflow,
+            controllers: "openflow.controllers" true,
+            version: "openflow.version" false,
+            fail: "openflow.fail" true,
+            datapath_id: "openflow.datapath_id" false,
+            packet_in_pps: "openflow.packet_in_pps" true,
+            echo_interval: "openflow.echo_interval" true,
+            tls: "openflow.tls" true,
+            proxy_ports: "openflow.proxy_ports" false,
+        );
+        compare!(changes, WorkersSettings, workers, new.workers,
+            cores: "workers.cores" false,
+            zero_copy: "workers.zero_copy" false,
+            frame_bytes: "workers.frame_bytes" false,
+            calibration: "workers.calibration" false,
+            nice: "workers.nice" false,
+        );
+        compare!(changes, Experimental, experimental, new.experimental,
+            steering: "experimental.steering" false,
+            rss: "experimental.rss" false,
+            split: "experimental.split" false,
+            local: "experimental.local" false,
+            moderation: "experimental.moderation" false,
+            polling: "experimental.polling" false,
+            share: "experimental.share" false,
+            io_mbps: "experimental.io_mbps" false,
+            sample_every: "experimental.sample_every" false,
+            longest_run: "experimental.longest_run" false,
+        );
+        changes.add("crypto", false, sas.crypto == new.sas.crypto);
+        changes.add("sa", false, sas.is_same(&new.sas));
+        changes.add("path", false, *paths == new.paths);
+        changes
+    }
+}
