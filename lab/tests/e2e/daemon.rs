@@ -12,7 +12,7 @@ use lab::{namespace::Namespace, sys};
 use serde_json::Value;
 
 /// How long to wait for something that takes a moment: another program may have both cores.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Waits until `look` returns something. Panics with the last reason why not.
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {

@@ -5,7 +5,7 @@
 use super::{
     Plane,
     cores::CoreMap,
-    flow_maps::{self, FlowMaps},
+    flow_maps::{self, FlowMaps, WithoutDaemon},
     inject::Injector,
     paths,
     run::TestRun,
@@ -70,6 +70,8 @@ impl FlowPlane {
         maps.memory().cores().add(&cores)?;
         let map = skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id;
         plane.control.store(super::CORE_MAP, map.into());
+        // Before the first packet; [`Plane::set_rules`] follows changes.
+        plane.control.store(super::KEEP_DROPS, (maps.without_daemon() != WithoutDaemon::End).into());
         Ok(FlowPlane { skel, maps: maps.clone(), with_paths: paths.is_some(), _cores: cores })
     }
 

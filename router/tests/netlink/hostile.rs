@@ -20,7 +20,7 @@ use std::{
 };
 
 /// Longer than anything takes that does not hang.
-const HANG: Duration = Duration::from_secs(30);
+pub const HANG: Duration = Duration::from_secs(30);
 
 fn observer_with(quota: Quota) -> Watcher {
     let config = ObserverConfig { ports: vec!["port0".parse().unwrap()], quota, ..Default::default() };

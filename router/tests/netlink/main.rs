@@ -11,6 +11,7 @@ mod hostile;
 mod measure;
 
 use bed::*;
+use hostile::HANG;
 use logic::{
     mirror::{Limits, Mirror},
     net::{Mac, Prefix4},
@@ -19,9 +20,10 @@ use logic::{
 };
 use router::linux::{
     netns::Source,
-    observer::{HOST, Known, Observer, ObserverConfig, Question, Sent},
+    observer::{HOST, Known, Observer, ObserverConfig, Question, Quota, Sent},
 };
 use std::{
+    collections::{BTreeSet, VecDeque},
     net::IpAddr,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -58,11 +60,58 @@ fn the_first_poll_returns_the_host_and_its_port() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_port_that_is_not_there_is_an_error() {
-    with_bed(|_| {
-        let config = ObserverConfig { ports: vec!["nope".parse().unwrap()], ..Default::default() };
-        let error = Observer::new(config).err().unwrap().to_string();
-        assert!(error.contains("no network device nope"), "another error: {error}");
+fn a_port_that_is_not_there_is_reported_when_it_comes() {
+    with_bed(|bed| {
+        let ports = ["later", "port0"].map(|port| port.parse().unwrap()).into();
+        let config = ObserverConfig { ports, ..Default::default() };
+        let mut observer = Watcher { observer: Observer::new(config).unwrap(), pending: VecDeque::new() };
+        until(&mut observer, "the port that is there", |e| matches!(e, Event::Port(1, _)).then_some(()));
+        sh(&format!("ip link add later type veth peer name far9 netns {}", bed.name("peer")));
+        until(&mut observer, "the other one", |e| matches!(e, Event::Port(0, _)).then_some(()));
+    });
+}
+
+/// A port, a router and a limit, while it observes.
+#[test]
+#[ignore = "needs root"]
+fn other_ports_routers_and_limits_are_followed() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        let pid = bed.unnamed();
+        let red = bed.namespace("red");
+        sh(&format!("ip link add other type veth peer name far9 netns {}", bed.name("peer")));
+        sh(&format!("ip link add link other name m0 netns {red} type macvlan mode bridge"));
+        let routers = vec![Source::Path(format!("/proc/{pid}/ns/net").into())];
+        let ports = [(1, "other".parse().unwrap())].into();
+        observer.observer.configure(&ports, routers, Quota::default());
+        let mut wanted = BTreeSet::from(["port 0 gone", "port 1", "configured", "red"]);
+        until(&mut observer, "all of it", |e| {
+            match e {
+                Event::PortGone(0) => wanted.remove("port 0 gone"),
+                Event::Port(1, _) => wanted.remove("port 1"),
+                Event::Namespace(_, n) if n.configured => wanted.remove("configured"),
+                Event::Namespace(_, n) if n.name == red => wanted.remove("red"),
+                _ => false,
+            };
+            wanted.is_empty().then_some(())
+        });
+        settle(&mut observer);
+        // It has two devices, `lo` included.
+        let limits = Quota { interfaces: 1, ..Quota::default() };
+        observer.observer.configure(&ports, Vec::new(), limits);
+        let is_over =
+            |observer: &Watcher| observer.conditions().iter().any(|c| c.text.contains("network devices"));
+        let end = Instant::now() + HANG;
+        while !is_over(&observer) {
+            assert!(Instant::now() < end, "nothing is over the limit: {:?}", observer.conditions());
+            observer.observer.poll(Duration::from_millis(100)).unwrap();
+        }
+        observer.observer.configure(&ports, Vec::new(), Quota::default());
+        while is_over(&observer) {
+            assert!(Instant::now() < end, "still over the limit: {:?}", observer.conditions());
+            observer.observer.poll(Duration::from_millis(100)).unwrap();
+        }
     });
 }
 

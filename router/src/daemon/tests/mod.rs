@@ -6,6 +6,7 @@ mod lifetime;
 mod page;
 mod paths;
 mod ports;
+mod reload;
 mod rules;
 mod steering;
 mod verify;
@@ -24,7 +25,7 @@ use crate::{
     },
     base::conditions::{Condition, Conditions},
     base::instance::Instance,
-    config::{Config, MemoryMib, Weight},
+    config::{Changes, Config, MemoryMib, Weight, ports::NumberedPorts},
     linux::{
         classifier::{Classifier, Ntuple, fake::Nic},
         ethtool::{Problem, ProblemKind},
@@ -92,6 +93,8 @@ struct World {
     /// Devices that run a program, with index and mode.
     running: RefCell<BTreeMap<String, (u32, Mode)>>,
     attached: RefCell<Vec<Attachment>>,
+    /// [`Settings::exception_pps`] of each generation that was loaded.
+    loaded: RefCell<Vec<u32>>,
     unloadable: Cell<bool>,
     unpublishable: Cell<bool>,
     /// The counters that dead daemons left, by generation.
@@ -260,6 +263,7 @@ impl Kernel for Linux {
         if self.0.unloadable.get() {
             bail!("out of memory");
         }
+        self.0.loaded.borrow_mut().push(settings.exception_pps);
         let rows = if settings.queue_rows { queue_rows(2) } else { 0 };
         let memory = Arc::new(HeapMemory::with_queue_rows(settings.capacity, rows));
         *self.0.memory.borrow_mut() = Some(memory.clone());
@@ -329,7 +333,7 @@ impl Kernel for Linux {
 }
 
 impl Observe for Linux {
-    fn follow(&mut self, _: &Config, _: &crate::config::ports::NumberedPorts) {}
+    fn follow(&mut self, _: &Config, _: &NumberedPorts) {}
     fn poll(&mut self, _: Duration) -> Result<Vec<Event>> {
         self.0.polls.borrow_mut().pop_front().unwrap_or(Ok(Vec::new()))
     }
@@ -680,12 +684,7 @@ fn run(case: Case, queries: Vec<Query>) -> (Ended, Vec<super::api::Answer>, Linu
 struct Alone;
 
 impl super::seam::Beside for Alone {
-    fn reload(
-        &mut self,
-        _: &crate::config::Changes,
-        _: &Config,
-        _: &crate::config::ports::NumberedPorts,
-    ) -> Result<()> {
+    fn reload(&mut self, _: &Changes, _: &Config, _: &NumberedPorts) -> Result<()> {
         Ok(())
     }
 }
