@@ -56,7 +56,7 @@ fn hang_up(daemon: &Daemon) {
     assert_eq!(unsafe { libc::kill(daemon.pid() as libc::pid_t, libc::SIGHUP) }, 0);
 }
 
-/// One key of each table that a running daemon can change, and back. Linux forwards nothing meanwhile.
+/// Changes keys of most tables, and changes them back. No packet is lost, and Linux forwards none.
 #[test]
 #[ignore = "needs root"]
 fn a_daemon_follows_its_file_without_a_lost_packet() {
@@ -99,10 +99,9 @@ fn a_daemon_follows_its_file_without_a_lost_packet() {
     daemon.assert_verified();
 }
 
-/// What the file says is in force: each reload changes what the daemon reports.
 #[test]
 #[ignore = "needs root"]
-fn what_the_file_says_is_in_force() {
+fn a_reload_changes_what_the_daemon_reports() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
     let ports = "ports = [\"p1\", \"p2\"]\n";
@@ -192,7 +191,7 @@ fn controllers_that_stay_keep_their_connections() {
 
 #[test]
 #[ignore = "needs root"]
-fn what_cannot_be_used_changes_nothing() {
+fn an_unusable_configuration_changes_nothing() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
     let taken = bed.the_box.enter(|| Ok(TcpListener::bind("127.0.0.1:0")?)).unwrap();
@@ -213,12 +212,15 @@ fn what_cannot_be_used_changes_nothing() {
             format!("{path}:5: policing.control_pps: -1 is not allowed"),
         ),
         (format!("{ports}{more}[cores]\n"), format!("{path}:4: ")),
-        (format!("{ports}{more}[flows]\nrules = 9\n"), "cannot change flows.rules; restart it".into()),
+        (
+            format!("{ports}{more}[flows]\nrules = 9\n"),
+            "cannot change flows.rules; restart the daemon".into(),
+        ),
         (
             format!("{ports}generic = true\n{more}[workers]\ncores = \"0\"\n"),
             "cannot change generic, workers.cores".into(),
         ),
-        (format!("{ports}routers = [\"none\"]\n{more}"), "there is no router none".into()),
+        (format!("{ports}routers = [\"none\"]\n{more}"), "router none: no such network namespace".into()),
         (format!("ports = []\n{more}"), "no port is given".into()),
         (format!("ports = [\"p1\", \"p1\"]\n{more}"), "port p1 is given twice".into()),
         (
@@ -234,12 +236,12 @@ fn what_cannot_be_used_changes_nothing() {
     ] {
         file.write(&text);
         let said = refused(&daemon);
-        assert!(said.contains("nothing is changed") && said.contains(&part), "{text}\n{said}\nlacks {part}");
+        assert!(said.contains("nothing was changed") && said.contains(&part), "{text}\n{said}\nlacks {part}");
         hang_up(&daemon);
     }
     fs::remove_file(&file.0).unwrap();
     assert!(refused(&daemon).contains("cannot read the configuration"), "{}", refused(&daemon));
-    // The signals came before this.
+    // The daemon has handled the signals: reloads run one after another.
     file.write(ports);
     assert_eq!(reload(&daemon), json!([]));
     let after =
@@ -247,14 +249,14 @@ fn what_cannot_be_used_changes_nothing() {
     assert_eq!(before[1..], after[1..]);
     assert_eq!(before[0].as_array().unwrap().len(), after[0].as_array().unwrap().len());
     assert_eq!(daemon.ask(&["status"])["generation"], generation);
-    assert!(daemon.log().contains("SIGHUP: nothing is changed"));
+    assert!(daemon.log().contains("reload on SIGHUP: nothing was changed"));
     daemon.stop();
     // Without a file there is nothing to follow.
     let daemon = bed.start(2, &[]);
     assert!(refused(&daemon).contains("the daemon has no configuration file"));
 }
 
-/// The program's device numbers, by port.
+/// Whether p1 and p2 have an XDP program.
 fn attached(bed: &Bed) -> Vec<bool> {
     ["p1", "p2"].map(|port| run(&bed.the_box, &format!("ip link show dev {port}")).contains(" xdp")).into()
 }
@@ -269,7 +271,7 @@ fn ports_come_and_go() {
     run(&bed.the_box, "ip link set p2 name later");
     let file = File::new(&bed.name, "ports = [\"p1\", \"p2\"]\n");
     let mut daemon = file.start(&bed);
-    assert!(daemon.log().contains("used when they come: p2"), "{}", daemon.log());
+    assert!(daemon.log().contains("used once they appear: p2"), "{}", daemon.log());
     let numbers = |daemon: &Daemon| -> Vec<(String, Value)> {
         let report = daemon.ask(&["ports"]);
         report
@@ -302,6 +304,24 @@ fn ports_come_and_go() {
     ping(&bed.client, "10.8.2.2", 20);
     assert!(daemon.forwarded() >= forwarded + 30, "{} after {forwarded}", daemon.forwarded());
     daemon.assert_verified();
+    // A device that is a port by another name now is attached.
+    run(&bed.the_box, "ip link set p1 down");
+    run(&bed.the_box, "ip link set p1 name renamed");
+    run(&bed.the_box, "ip link set renamed up");
+    file.write("ports = [\"p2\", \"renamed\"]\n");
+    assert_eq!(reload(&daemon), json!(["ports"]));
+    daemon.until_accelerated(2);
+    daemon.until("the renamed port", |status| {
+        let ports = status["ports"].as_array().unwrap();
+        ports.len() == 2 && ports.iter().any(|p| p["port"] == "renamed" && p["mode"] == "native")
+    });
+    eventually_true("its carrier", || {
+        let interfaces = daemon.ask(&["interfaces"]);
+        interfaces.as_array().unwrap().iter().all(|interface| interface["transmit"] == true)
+    });
+    let forwarded = daemon.forwarded();
+    ping(&bed.client, "10.8.2.2", 20);
+    assert!(daemon.forwarded() >= forwarded + 30, "{} after {forwarded}", daemon.forwarded());
 }
 
 /// TCP needs consent. It can be given and taken back.

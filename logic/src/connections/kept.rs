@@ -224,7 +224,7 @@ impl<M: ConnectionMemory> Kept<M> {
         Kept { table, consent, routers: BTreeMap::new(), dirty: false }
     }
 
-    /// Sets which connections may be fast. Those that are fast now go to Linux first.
+    /// Sets which connections may be fast. All fast connections go to Linux. Those that are allowed may become fast again.
     pub fn set_consent(&mut self, consent: Consent) {
         self.consent = consent;
         let ids: Vec<RouterId> = self.routers.keys().copied().collect();

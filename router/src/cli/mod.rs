@@ -125,7 +125,7 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     /// Show OpenFlow controllers and listeners, and their connections.
     Controllers(Output),
-    /// Make the daemon follow its configuration file, as SIGHUP does.
+    /// Read the configuration file again and apply the changes, as SIGHUP does.
     Reload(Output),
     /// End the daemon and remove everything from the kernel; then plain Linux forwards.
     Stop(Output),
@@ -550,11 +550,12 @@ fn ask(instance: &Instance, request: &ExplainRequest) -> Result<Box<ExplainRepor
     client::call(&instance.socket(), "POST", "/explain", Some(body), LONG_PATIENCE)
 }
 
-/// Asks the daemon to stop, and waits until it has ended. Without a daemon, it removes what an earlier one left.
+/// Asks the daemon to read its configuration file again, and waits until the changes are in force.
 fn reload(instance: &Instance) -> Result<ReloadReport> {
     client::call(&instance.socket(), "POST", "/reload", None, LONG_PATIENCE).map_err(Into::into)
 }
 
+/// Asks the daemon to stop, and waits until it has ended. Without a daemon, it removes what an earlier one left.
 fn stop(instance: &Instance) -> Result<StopReport> {
     let asked: StopReport =
         match client::call(&instance.socket(), "POST", "/stop", Some(serde_json::json!({})), LONG_PATIENCE) {

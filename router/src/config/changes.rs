@@ -30,8 +30,8 @@ impl Changes {
     }
 }
 
-/// Compares all fields of two structures. A new field does not compile before it is listed here, each with whether a
-/// running daemon can change it.
+/// Compares all fields of two structures. Each is listed with its key and whether a running daemon can change it. A new
+/// field does not compile until it is listed.
 macro_rules! compare {
     ($changes:ident, $type:ident, $old:expr, $new:expr, $($field:ident: $name:literal $can_change:expr),+ $(,)?) => {{
         let $type { $($field),+ } = $old;
@@ -65,7 +65,9 @@ impl Config {
             sa_settings: _,
             path_settings: _,
         } = self;
-        changes.add("ports", true, *ports == new.ports);
+        // These mechanisms keep settings of devices and queues that their successors would not know.
+        let steady = !(experimental.rss || experimental.split || experimental.steering);
+        changes.add("ports", steady, *ports == new.ports);
         changes.add("routers", true, *routers == new.routers);
         // With 0, the end of the process ends forwarding, and this is set up at the start.
         let lasts = !heartbeat.0.is_zero() && !new.heartbeat.0.is_zero();
@@ -95,16 +97,16 @@ impl Config {
             miss: "flows.miss" true,
         );
         compare!(changes, CoresSettings, cores, new.cores,
-            policy: "cores.policy" true,
-            allowed: "cores.allowed" true,
-            high: "cores.high" true,
-            low: "cores.low" true,
-            hold: "cores.hold" true,
-            floor: "cores.floor" true,
-            serve: "cores.serve" true,
-            resume_latency: "cores.resume_latency" true,
-            fixed: "cores.fixed" true,
-            workloads: "cores.workloads" true,
+            policy: "cores.policy" steady,
+            allowed: "cores.allowed" steady,
+            high: "cores.high" steady,
+            low: "cores.low" steady,
+            hold: "cores.hold" steady,
+            floor: "cores.floor" steady,
+            serve: "cores.serve" steady,
+            resume_latency: "cores.resume_latency" steady,
+            fixed: "cores.fixed" steady,
+            workloads: "cores.workloads" steady,
         );
         compare!(changes, SharesSettings, shares, new.shares,
             enforce: "shares.enforce" false,

@@ -139,7 +139,7 @@ impl Exchange {
         Exchange { waker: Waker::new().ok(), ..Exchange::default() }
     }
 
-    /// One for the successors of threads that have ended. It has their events.
+    /// An exchange for the threads that replace those of `earlier`. It begins with their events.
     pub fn after(earlier: &Exchange) -> Exchange {
         let Published { events, number, .. } = &*locked(&earlier.published);
         let published = Published { events: events.clone(), number: *number, ..Published::default() };
@@ -194,6 +194,11 @@ impl Exchange {
     /// The kept events with higher numbers than `after`, in order.
     pub fn events(&self, after: u64) -> Vec<Happened> {
         locked(&self.published).events.iter().filter(|happened| happened.number > after).cloned().collect()
+    }
+
+    /// The number of the last event; 0: there was none.
+    pub fn last_number(&self) -> u64 {
+        locked(&self.published).number
     }
 
     /// The news since the last call, except events.

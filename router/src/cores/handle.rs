@@ -35,7 +35,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Makes reports of the threads that run now. Clones follow when threads are started again.
+/// Makes reports about the running threads. Clones stay valid when the threads are started again.
 #[derive(Clone)]
 pub struct CoresHandle(Arc<Mutex<Handle>>);
 
@@ -75,7 +75,7 @@ pub struct Handle {
     pub(super) wanted: Arc<CoresSettings>,
     pub(super) experimental: Experimental,
     pub(super) conditions: Conditions,
-    /// The names of ports, by number; empty: there is none.
+    /// The names of ports, by number. An empty name: no port has this number.
     pub(super) names: Arc<[String]>,
 }
 
@@ -229,7 +229,7 @@ impl Handle {
 
     /// The device name of a port.
     fn name(&self, port: PortId) -> &str {
-        self.names.get(usize::from(port)).map_or("?", String::as_str)
+        self.names.get(usize::from(port)).filter(|name| !name.is_empty()).map_or("?", String::as_str)
     }
 
     pub(super) fn is_off(&self) -> bool {

@@ -53,7 +53,7 @@ const MOST_IDLE: usize = 8;
 pub struct Placing<A> {
     roots: Roots,
     affinity: A,
-    /// Names, by [`QueueId::port`]; empty: there is none.
+    /// Names, by [`QueueId::port`]. An empty name: no port has this number.
     ports: Arc<[String]>,
     is_off: bool,
     /// The last look.

@@ -48,7 +48,7 @@ pub struct Ports {
     floor: bool,
 }
 
-/// A port, by its name, and what is known about it. Without a name there is none of this number.
+/// A port, by its name, and what is known about it. If the name is empty, no port has this number.
 struct ObservedPort {
     name: String,
     known: Option<Known>,

@@ -87,7 +87,7 @@ impl Cores {
     /// # Errors
     /// /proc or /sys cannot be read (with `off` this is only a condition), or no thread can be started.
     pub fn start(config: &Config, means: Means) -> Result<Cores> {
-        let ports = ports::number(&config.ports, &NumberedPorts::new(), &[]);
+        let ports = ports::first(&config.ports);
         let threads = start(config, &ports, &means, Exchange::new())?;
         Ok(Cores { handle: CoresHandle::new(threads.handle()), means, threads: Some(threads) })
     }
@@ -97,8 +97,9 @@ impl Cores {
         self.handle.clone()
     }
 
-    /// Follows another configuration. Queues stay on their cores until the new threads place them. If these cannot be
-    /// started, the queues go back to their original cores, and a condition says so. It takes some 100 ms.
+    /// Follows another configuration. Queues stay on their cores until the new threads place them. If no threads can be
+    /// started, queues return to their original cores, and a condition reports it. This takes about 100 ms, or up to a
+    /// second with split queues.
     pub fn follow(&mut self, config: &Config, ports: &NumberedPorts) {
         let Some(threads) = self.threads.take() else { return };
         let before = threads.handle();
@@ -109,7 +110,7 @@ impl Cores {
         let threads = start(config, ports, &self.means, after).unwrap_or_else(|error| {
             clean(&self.means.instance).iter().for_each(|line| tracing::info!("{line}"));
             let handle = handle(config, ports, &self.means, again);
-            handle.exchange.fail(format!("queues are not placed until the daemon is restarted: {error:#}"));
+            handle.exchange.fail(format!("queues are not placed: {error:#}; restart the daemon"));
             handle.follow_conditions();
             Threads::none(handle)
         });
@@ -134,7 +135,7 @@ pub struct Threads {
     looking: Option<JoinHandle<()>>,
 }
 
-/// The names of ports, by number; empty: there is none.
+/// The names of ports, by number. An empty name: no port has this number.
 fn names(ports: &NumberedPorts) -> Arc<[String]> {
     let last = ports.last_key_value().map_or(0, |(id, _)| usize::from(*id) + 1);
     let mut names = vec![String::new(); last];
@@ -371,7 +372,9 @@ fn tell<A: Scheduling>(
 fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
     let mut before = None::<Arc<CoresSnapshot>>;
-    let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
+    let (mut looked, mut due, mut missed) = (Duration::ZERO, Duration::ZERO, false);
+    // Earlier threads have logged the events that are there now.
+    let mut logged = exchange.last_number();
     while !exchange.is_ending() {
         missed |= exchange.take_look_wanted();
         let now = monotonic();

@@ -137,13 +137,13 @@ pub type Answer = Result<serde_json::Value, ApiError>;
 /// Reads the configuration again.
 pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
 
-/// Makes the daemon follow its configuration file. Clones share the order of reloads.
+/// Makes the daemon follow its configuration file. Clones run their reloads one after another.
 #[derive(Clone)]
 pub struct Reloader {
     requests: Requests,
     files: Files,
     read: ReadConfig,
-    /// The next reload reads the file when this one is done.
+    /// Held during a reload. The next one reads the file after it.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -160,7 +160,7 @@ impl Reloader {
         let _turn = self.turn.lock().await;
         let read = self.read.clone();
         let config = self.files.with(move || read().map_err(|error| format!("{error:#}"))).await?;
-        let config = config.map_err(|why| ApiError::bad(format!("nothing is changed: {why}")))?;
+        let config = config.map_err(|why| ApiError::bad(format!("nothing was changed: {why}")))?;
         ask(self.requests.clone(), Query::Reload(Box::new(config))).await
     }
 }

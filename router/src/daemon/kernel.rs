@@ -252,6 +252,22 @@ impl Bpf {
         Ok(())
     }
 
+    /// A device that was renamed and is a port by its new name keeps its program.
+    fn follow_names(&mut self, devices: &[Device]) {
+        for device in devices {
+            let is_it = |(name, link): &(&String, &PortLink)| {
+                **name != device.name && link.ifindex() == device.ifindex
+            };
+            let Some(old) = self.links.iter().find(is_it).map(|(name, _)| name.clone()) else { continue };
+            // If its pin fails, the link is dropped, and the device is attached again.
+            let Some(link) = self.links.remove(&old) else { continue };
+            let _ = fs::remove_file(self.pin_of(&old));
+            if self.pin(&link, &device.name).is_ok() {
+                self.links.insert(device.name.clone(), link);
+            }
+        }
+    }
+
     /// The link that can take a new program for the device.
     fn link(&self, device: &Device) -> Option<&PortLink> {
         self.links.get(&device.name).filter(|l| l.ifindex() == device.ifindex)
@@ -332,6 +348,7 @@ impl Kernel for Bpf {
         {
             tracing::warn!("some split queues go to one core each for a moment: {error:#}");
         }
+        self.follow_names(devices);
         let mut new = BTreeMap::new();
         let attached = self.attach_new(plane, devices, &mut new);
         if let Err(error) = attached.and_then(|()| self.replace(plane, devices)) {

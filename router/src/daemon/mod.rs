@@ -27,8 +27,8 @@
 //!
 //! One thread runs the loop and owns all changing state of routing. The API thread sends it requests through a queue.
 //! The grace thread waits for grace periods in its place. The switch thread ([`crate::switch`]) owns flow rules. The
-//! loop waits in two cases only: at most a second for workers when the tables move to larger memory, and one grace
-//! period when flow rules come into charge or go.
+//! loop waits in three cases only: at most a second for workers when the tables move to larger memory, one grace period
+//! when flow rules come into charge or go, and for other threads when they follow another configuration.
 
 mod answers;
 pub mod api;
@@ -128,7 +128,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                         continue;
                     }
                     Query::Reload(config) => {
-                        let answer = self.reload(*config, beside).and_then(|report| answers::json(&report));
+                        let answer = self.reload(*config, beside)?.and_then(|report| answers::json(&report));
                         let _ = request.reply.send(answer);
                         continue;
                     }

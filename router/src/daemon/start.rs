@@ -25,11 +25,15 @@ use anyhow::{Context, Result, bail};
 use std::{
     fs,
     os::unix::net::{SocketAddr, UnixDatagram},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
 };
 use tokio::{
-    runtime,
-    signal::unix::{SignalKind, signal},
+    runtime::{self, Runtime},
+    signal::unix::{Signal, SignalKind, signal},
 };
 
 /// Runs the daemon until it is stopped or gets a signal.
@@ -39,12 +43,12 @@ pub fn run<O: Observe>(
     instance: Instance,
     observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<()> {
-    check_ports(&config)?;
+    // Without a handler, SIGHUP would end the process.
+    let signals = Signals::catch()?;
     privileges::check_kernel()?;
-    let (places, paths) = (config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty());
-    privileges::check_capabilities(places || paths && config.workers.nice.0 < 0, paths)?;
+    check(&config)?;
     let lock = Lock::take(&instance)?;
-    let ended = run_alone(config, read, &instance, &lock, observer);
+    let ended = run_alone(config, read, &instance, &lock, signals, observer);
     let left = Bpf::new(&instance, false).pinned_ports();
     // If forwarding goes on, its files stay, too.
     if matches!(ended, Ok(Ended::Stopped)) || left.is_empty() {
@@ -61,12 +65,20 @@ pub fn run<O: Observe>(
     }
 }
 
+/// Checks what a configuration needs, at the start and when it changes: its list of ports, and capabilities.
+pub(super) fn check(config: &Config) -> Result<()> {
+    check_ports(config)?;
+    let (places, paths) = (config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty());
+    privileges::check_capabilities(places || paths && config.workers.nice.0 < 0, paths)
+}
+
 /// Runs the daemon as the only one of its instance.
 fn run_alone<O: Observe>(
     config: Config,
     read: ReadConfig,
     instance: &Instance,
     lock: &Lock,
+    signals: Signals,
     observer: impl FnOnce(&Config, MultipathKeys) -> Result<(O, Waker)>,
 ) -> Result<Ended> {
     name_missing(&config).iter().for_each(|text| tracing::warn!("{text}"));
@@ -88,7 +100,8 @@ fn run_alone<O: Observe>(
     let (requests_to, requests) = Requests::queue(waker.clone());
     let files = Files::start()?;
     let reloader = Reloader::new(requests_to.clone(), files.clone(), read);
-    follow_signals(requests_to.clone(), reloader.clone())?;
+    let is_ready = Arc::<AtomicBool>::default();
+    signals.follow(requests_to.clone(), reloader.clone(), is_ready.clone())?;
     // These can fail, so they come before anything is attached. Early requests are answered when the loop begins.
     let placed = |port: &str| config.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
     let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
@@ -113,6 +126,7 @@ fn run_alone<O: Observe>(
     }
     let control = started?;
     tracing::info!("ready: {}", control.summary());
+    is_ready.store(true, Relaxed);
     notify_systemd("READY=1");
     let mut threads = Threads { switch, cores };
     let ended = control.run(&requests, &mut threads);
@@ -176,7 +190,7 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
 }
 
 /// Checks that every port is given once, and that paths send only to ports.
-pub(super) fn check_ports(config: &Config) -> Result<()> {
+fn check_ports(config: &Config) -> Result<()> {
     if config.ports.is_empty() {
         bail!("no port is given; name at least one with --port, or `ports` in the configuration");
     }
@@ -190,6 +204,10 @@ pub(super) fn check_ports(config: &Config) -> Result<()> {
     }
     if config.ports.iter().any(|port| port.as_str() == "lo") {
         bail!("lo cannot be a port: only packets that this machine sends to itself arrive there");
+    }
+    let is_port = |name: &&String| config.ports.iter().any(|port| port.as_str() == **name);
+    if let Some(name) = config.openflow.proxy_ports.iter().find(|name| !is_port(name)) {
+        bail!("openflow.proxy_ports: {name} is not one of the ports");
     }
     for path in &config.paths {
         let to = path.chain.iter().filter_map(ElementSettings::port);
@@ -205,8 +223,8 @@ pub(super) fn check_ports(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Says which configured ports are not there yet. A wrong name is not recognised in any other way.
-fn name_missing(config: &Config) -> Option<String> {
+/// Names the configured ports whose devices do not exist. The status reports them, too.
+pub(super) fn name_missing(config: &Config) -> Option<String> {
     let devices = devices();
     let missing =
         config.ports.iter().map(|port| port.as_str()).filter(|port| !devices.iter().any(|d| d == port));
@@ -214,7 +232,7 @@ fn name_missing(config: &Config) -> Option<String> {
     let none = missing.is_empty();
     (!none).then(|| {
         format!(
-            "ports are not there, and are used when they come: {}; these devices are there: {}",
+            "these ports do not exist yet, and are used once they appear: {}; existing devices: {}",
             missing.join(", "),
             devices.join(", ")
         )
@@ -231,46 +249,66 @@ fn devices() -> Vec<String> {
     names
 }
 
-/// Turns SIGINT and SIGTERM into [`Query::Leave`]; a second one ends the process at once, which is as safe as `kill -9`.
-/// SIGHUP makes the daemon follow its configuration file.
-fn follow_signals(requests: Requests, reloader: Reloader) -> Result<()> {
-    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let guard = runtime.enter();
-    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-    let mut hang_up = signal(SignalKind::hangup()).context("catching SIGHUP")?;
-    drop(guard);
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        privileges::serve_with_nothing("signals");
-        runtime.block_on(async {
-            let mut asked = false;
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {},
-                    _ = terminate.recv() => {},
-                    _ = hang_up.recv() => {
-                        tokio::spawn(reload(reloader.clone()));
-                        continue;
-                    }
-                }
-                if asked || requests.send(Query::Leave).is_err() {
-                    std::process::exit(130);
-                }
-                asked = true;
-            }
-        });
-    })?;
-    Ok(())
+/// The signals that the daemon handles.
+struct Signals {
+    runtime: Runtime,
+    hang_up: Signal,
 }
 
-/// Follows the configuration file after SIGHUP.
-async fn reload(reloader: Reloader) {
-    let now_us = monotonic().as_micros();
-    notify_systemd(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
-    if let Err(error) = reloader.reload().await {
-        tracing::error!("SIGHUP: {}", error.text);
+impl Signals {
+    /// From now on SIGHUP waits for [`Signals::follow`].
+    fn catch() -> Result<Signals> {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+        let guard = runtime.enter();
+        let hang_up = signal(SignalKind::hangup()).context("catching SIGHUP")?;
+        drop(guard);
+        Ok(Signals { runtime, hang_up })
     }
-    notify_systemd("READY=1");
+
+    /// Turns SIGINT and SIGTERM into [`Query::Leave`]; a second one ends the process at once, which is as safe as `kill -9`.
+    /// SIGHUP makes the daemon follow its configuration file.
+    fn follow(self, requests: Requests, reloader: Reloader, is_ready: Arc<AtomicBool>) -> Result<()> {
+        let Signals { runtime, mut hang_up } = self;
+        let guard = runtime.enter();
+        let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+        let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+        drop(guard);
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            privileges::serve_with_nothing("signals");
+            runtime.block_on(async {
+                let mut asked = false;
+                loop {
+                    tokio::select! {
+                        _ = interrupt.recv() => {},
+                        _ = terminate.recv() => {},
+                        _ = hang_up.recv() => {
+                            tokio::spawn(reload(reloader.clone(), is_ready.clone()));
+                            continue;
+                        }
+                    }
+                    if asked || requests.send(Query::Leave).is_err() {
+                        std::process::exit(130);
+                    }
+                    asked = true;
+                }
+            });
+        })?;
+        Ok(())
+    }
+}
+
+/// Follows the configuration file after SIGHUP. A daemon that is still starting reports to systemd when it is ready.
+async fn reload(reloader: Reloader, is_ready: Arc<AtomicBool>) {
+    let reports = is_ready.load(Relaxed);
+    if reports {
+        notify_systemd(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic().as_micros()));
+    }
+    if let Err(error) = reloader.reload().await {
+        tracing::error!("reload on SIGHUP: {}", error.text);
+    }
+    if reports {
+        notify_systemd("READY=1");
+    }
 }
 
 /// Reports a state to systemd (sd_notify(3)). Without `NOTIFY_SOCKET` it does nothing.
@@ -331,8 +369,6 @@ mod tests {
         };
         assert_eq!(missing(&["lo"]), None);
         let text = missing(&["none-such", "lo", "none"]).unwrap();
-        assert!(
-            text.contains("they come: none-such, none; these devices are there: ") && text.contains("lo")
-        );
+        assert!(text.contains("they appear: none-such, none; existing devices: ") && text.contains("lo"));
     }
 }

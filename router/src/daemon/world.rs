@@ -5,7 +5,7 @@ use crate::{
     base::{PortName, foreign::Quoted},
     config::{
         Config,
-        ports::{self, NumberedPorts},
+        ports::{self, NumberedPorts, UsedNumbers},
     },
     plane::Mode,
     user_plane::seam::Device,
@@ -25,6 +25,7 @@ pub struct World {
     pub mirror: Mirror,
     pub ledger: Ledger,
     pub ports: BTreeMap<PortId, PortState>,
+    used: UsedNumbers,
     /// When ports were last checked, and the place of the last one among them.
     pub checked: (Duration, usize),
     /// Namespaces, as the observer has announced them.
@@ -53,7 +54,7 @@ pub struct PortState {
     pub problems: Vec<String>,
     /// Packets may be redirected to it.
     pub transmits: bool,
-    /// It is not configured any more, and goes when its device is detached.
+    /// The port is no longer configured. It is forgotten once its device is detached.
     pub ends: bool,
 }
 
@@ -91,25 +92,36 @@ impl PortState {
 impl World {
     /// A state with the configured ports, in which nothing is observed yet.
     pub fn new(config: &Config) -> Self {
-        let ports = ports::number(&config.ports, &NumberedPorts::new(), &[]);
+        let ports = ports::first(&config.ports);
+        let mut used = UsedNumbers::default();
+        used.add(&ports);
         let port = |(id, name): (PortId, PortName)| (id, PortState::new(&name));
         let ports = ports.into_iter().map(port);
         Self {
             mirror: Mirror::new(Limits::default()),
             ledger: Ledger::default(),
             ports: ports.collect(),
+            used,
             checked: Default::default(),
             namespaces: BTreeMap::new(),
         }
     }
 
     /// The configured ports, by number.
-    pub fn numbered_ports(&self) -> NumberedPorts {
+    fn numbered_ports(&self) -> NumberedPorts {
         let configured = self.ports.iter().filter(|(_, port)| !port.ends);
         configured.filter_map(|(id, port)| Some((*id, port.name.parse().ok()?))).collect()
     }
 
-    /// Follows another list of ports. One that is not in it ends when its device is detached ([`World::forget_ended`]).
+    /// Numbers another list of ports.
+    ///
+    /// # Errors
+    /// No number is free for this port until the device of a port that is gone is detached.
+    pub fn number(&self, ports: &[PortName]) -> Result<NumberedPorts, PortName> {
+        self.used.number(ports, &self.numbered_ports(), &self.ports.keys().copied().collect())
+    }
+
+    /// Follows another list of ports. A port that is not in it is forgotten once its device is detached.
     pub fn set_ports(&mut self, ports: &NumberedPorts) {
         for (id, port) in &mut self.ports {
             port.ends |= ports.get(id).is_none_or(|name| name.as_str() != port.name);
@@ -117,6 +129,7 @@ impl World {
         for (id, name) in ports {
             self.ports.entry(*id).or_insert_with(|| PortState::new(name));
         }
+        self.used.add(ports);
     }
 
     /// Forgets ports that end and have no device any more. Returns their numbers.

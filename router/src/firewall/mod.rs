@@ -104,7 +104,7 @@ impl FastConnections {
         self.order(|orders| orders.routers = Some(routers));
     }
 
-    /// Sets which connections may be fast. Those that are fast now go to Linux first.
+    /// Sets which connections may be fast. All fast connections go to Linux. Those that are allowed may become fast again.
     pub fn consent(&self, consent: Consent) {
         self.order(|orders| orders.consent = Some(consent));
     }

@@ -70,7 +70,7 @@ impl FlowPlane {
         maps.memory().cores().add(&cores)?;
         let map = skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id;
         plane.control.store(super::CORE_MAP, map.into());
-        // Before the first packet; [`Plane::set_rules`] follows changes.
+        // Set before the first packet. [`Plane::set_rules`] updates it.
         plane.control.store(super::KEEP_DROPS, (maps.without_daemon() != WithoutDaemon::End).into());
         Ok(FlowPlane { skel, maps: maps.clone(), with_paths: paths.is_some(), _cores: cores })
     }

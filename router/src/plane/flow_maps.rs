@@ -53,7 +53,7 @@ pub struct FlowSettings {
 /// What rules do once the heartbeat of a daemon has expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WithoutDaemon {
-    /// Nothing: all packets go to the kernel.
+    /// They stop: all packets go to the kernel.
     End,
     /// They still drop packets. All others go to the kernel.
     #[default]
@@ -147,7 +147,7 @@ impl FlowMaps {
         })
     }
 
-    /// It holds from the next time on that a plane is given these rules.
+    /// Takes effect when a plane next gets these rules ([`Plane::set_rules`](super::Plane::set_rules)).
     pub fn set_without_daemon(&self, without_daemon: WithoutDaemon) {
         *locked(&self.without_daemon) = without_daemon;
     }

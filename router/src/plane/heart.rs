@@ -57,9 +57,12 @@ impl Heart {
 
     /// Sets whether flow rules go on without a daemon.
     pub(super) fn set_rules_outlast(&self, outlast: bool) {
-        self.rules_outlast.store(outlast, Relaxed);
+        let before = self.rules_outlast.swap(outlast, Relaxed);
         if outlast {
             self.control.store(RULES_DEADLINE, u64::MAX);
+        } else if before {
+            // As the last beat would have set it.
+            self.control.store(RULES_DEADLINE, self.control.load(1));
         }
     }
 

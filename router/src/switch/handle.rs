@@ -73,7 +73,7 @@ impl Handle {
             Err(RecvTimeoutError::Timeout) => {}
         }
         if locked(&config).take().is_some() {
-            bail!("flow rules are changing without a pause; try again");
+            bail!("the thread of flow rules was busy for {} s; try again", PATIENCE.as_secs());
         }
         // It has begun, and nothing that it does takes long.
         answer.recv().map_err(|_| ended())?

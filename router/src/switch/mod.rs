@@ -99,10 +99,10 @@ enum Event {
     Controllers(oneshot::Sender<ControllersReport>),
 }
 
-/// Another configuration, until whoever asked takes it back.
+/// Another configuration. A caller that times out withdraws it by taking it.
 struct Reload {
     config: Arc<Mutex<Option<Config>>>,
-    /// Gets why it cannot be used.
+    /// Receives the result.
     reply: SyncSender<Result<()>>,
 }
 
@@ -128,6 +128,8 @@ struct Switch {
     listings: Listings,
     gauge: Arc<Gauge>,
     ticked: Duration,
+    /// An answer that waits until other threads have their orders.
+    reloaded: Option<(SyncSender<Result<()>>, Result<()>)>,
 }
 
 /// Starts the thread. It ends with the process.
@@ -160,6 +162,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         listings: Listings::default(),
         gauge: gauge.clone(),
         ticked: monotonic(),
+        reloaded: None,
     };
     thread::Builder::new()
         .name("switch".into())
@@ -173,6 +176,11 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
     let tell_to = to.clone();
     let tell = Box::new(move |message| drop(tell_to.send(Event::Message(message))));
     Ok((Handle::new(to, shown_maps), SwitchEnd { orders: ordered, tell, gauge }))
+}
+
+/// Does this configuration need rules from the start? Misses and controllers do.
+fn needs_rules(config: &Config) -> bool {
+    config.flows.miss != Miss::Normal || !config.openflow.controllers.is_empty()
 }
 
 /// The connections to controllers, if any are configured.
@@ -199,6 +207,8 @@ impl Switch {
                 self.tick();
             }
             self.settle();
+            // The control loop has the order to put rules in charge before the answer.
+            self.reloaded.take().into_iter().for_each(|(reply, done)| drop(reply.send(done)));
             while let Some(event) = (!self.charge.asked).then(|| self.held.pop_front()).flatten() {
                 self.net(event);
                 self.settle();
@@ -252,9 +262,9 @@ impl Switch {
             Event::Net(event) => self.net(event),
             Event::Proxied(frame) => self.proxied(&frame),
             Event::Reload(Reload { config, reply }) => {
-                let config = locked(&config).take();
-                // If nobody waits any more, there is none.
-                config.into_iter().for_each(|config| drop(reply.send(self.reload(config))));
+                // A caller that timed out has withdrawn it.
+                let taken = locked(&config).take();
+                self.reloaded = taken.map(|config| (reply, self.reload(config)));
             }
             Event::Machine(machine) => {
                 self.devices.machine = Some(machine);
@@ -307,27 +317,23 @@ impl Switch {
     /// Follows another configuration.
     ///
     /// # Errors
-    /// An address cannot be listened on, or a TLS file cannot be used. Everything is as before.
+    /// There is no memory for rules, an address cannot be listened on, or a TLS file cannot be used. Everything is as before.
     fn reload(&mut self, config: Config) -> Result<()> {
+        let made = match self.rules.is_none() && needs_rules(&config) {
+            true => Some(self.make_rules(&config)?),
+            false => None,
+        };
         match &mut self.network {
             Some(network) => network.follow(&config.openflow)?,
             None => self.network = network(&config, &self.to_self)?,
         }
         self.config = config;
-        if let Some(rules) = &mut self.rules {
+        if let Some(rules) = made {
+            self.begin_rules(rules)?;
+        } else if let Some(rules) = &mut self.rules {
             rules.follow(&self.config, &self.devices.ports);
         }
-        self.need_rules();
         Ok(())
-    }
-
-    /// Misses and controllers need rules from the start.
-    fn need_rules(&mut self) {
-        if (self.config.flows.miss != Miss::Normal || self.network.is_some())
-            && let Err(error) = self.rules()
-        {
-            tracing::error!("{}", error.text);
-        }
     }
 
     /// Takes a flow-mod that came through another switch. It is lost if it comes before the ports are known.
@@ -347,33 +353,45 @@ impl Switch {
             rules.set_ports(&self.devices);
         }
         let Some(early) = self.early.take() else { return };
-        self.need_rules();
+        if needs_rules(&self.config)
+            && let Err(error) = self.rules()
+        {
+            tracing::error!("{}", error.text);
+        }
         early.into_iter().for_each(|event| self.take(event));
     }
 
     /// The rules, and what they are about. The first call makes their maps.
     fn rules(&mut self) -> Result<(&mut Rules, &Devices), ApiError> {
         if self.rules.is_none() {
-            let passed = self.to_self.clone();
-            let grace = Grace::new().and_then(|grace| {
-                let wait = Box::new(move || grace.wait());
-                batches::Batches::start(wait, move |done| drop(passed.send(Event::Passed(done))))
-            });
-            let made = grace.and_then(|batches| {
-                let rules = Rules::new(&self.config, &self.devices.ports, batches, self.gauge.clone())?;
-                self.reader.read(rules.maps().clone())?;
-                Ok(rules)
-            });
-            let mut rules =
-                made.map_err(|e| ApiError::failed(format!("there can be no flow rules: {e:#}")))?;
-            rules.set_ports(&self.devices);
-            rules.set_paths(&self.config.paths, &self.devices.paths);
-            // The cell is still empty.
-            let _ = self.shown_maps.set(rules.maps().clone());
-            self.rules = Some(rules);
+            let config = self.config.clone();
+            let made = self.make_rules(&config).and_then(|rules| self.begin_rules(rules));
+            made.map_err(|e| ApiError::failed(format!("{e:#}")))?;
         }
         let rules = self.rules.as_mut().ok_or_else(|| ApiError::failed("there are no flow rules"))?;
         Ok((rules, &self.devices))
+    }
+
+    /// Makes the maps of rules for a configuration.
+    fn make_rules(&self, config: &Config) -> Result<Rules> {
+        let passed = self.to_self.clone();
+        let grace = Grace::new().and_then(|grace| {
+            let wait = Box::new(move || grace.wait());
+            batches::Batches::start(wait, move |done| drop(passed.send(Event::Passed(done))))
+        });
+        let made =
+            grace.and_then(|batches| Rules::new(config, &self.devices.ports, batches, self.gauge.clone()));
+        made.context("there can be no flow rules")
+    }
+
+    fn begin_rules(&mut self, mut rules: Rules) -> Result<()> {
+        self.reader.read(rules.maps().clone()).context("there can be no flow rules")?;
+        rules.set_ports(&self.devices);
+        rules.set_paths(&self.config.paths, &self.devices.paths);
+        // The cell is still empty.
+        let _ = self.shown_maps.set(rules.maps().clone());
+        self.rules = Some(rules);
+        Ok(())
     }
 
     fn tick(&mut self) {

@@ -52,6 +52,8 @@ pub struct Rules {
     gauge: Arc<Gauge>,
     /// As configured.
     most_rules: u32,
+    /// The names in `openflow.proxy_ports`.
+    proxies: Vec<String>,
     phase: Phase,
     /// The last batch that was begun.
     sealed: u64,
@@ -122,6 +124,7 @@ impl Rules {
             batches,
             gauge,
             most_rules: config.flows.rules.0,
+            proxies: config.openflow.proxy_ports.clone(),
             phase: Phase::Idle,
             sealed: 0,
             over: 0,
@@ -132,7 +135,9 @@ impl Rules {
 
     /// Follows another configuration.
     pub fn follow(&mut self, config: &Config, ports: &[SwitchPort]) {
-        let settings = settings(config, ports);
+        // The address of the first port may be another one now.
+        let datapath_id = self.agent.settings().datapath_id;
+        let settings = Settings { datapath_id, ..settings(config, ports) };
         self.maps.set_without_daemon(without_daemon(&settings));
         self.agent.follow(settings);
     }
@@ -144,6 +149,7 @@ impl Rules {
 
     /// Sets the ports of the box.
     pub fn set_ports(&mut self, devices: &Devices) {
+        self.agent.set_proxy_ports(proxy_ports(&self.proxies, &devices.ports));
         let there = devices.ports.iter().filter(|port| port.ifindex.is_some());
         self.agent.set_ports(there.map(info).collect());
         self.show_machine(devices);
@@ -297,7 +303,8 @@ impl Rules {
 fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
     let openflow = &config.openflow;
     let both = || vec![Version::OpenFlow10, Version::OpenFlow13];
-    let first_mac = ports.first().map_or([0; 6], |port| port.mac.0);
+    // A port that is not there has no address yet.
+    let first_mac = ports.iter().map(|port| port.mac.0).find(|mac| *mac != [0; 6]).unwrap_or_default();
     let kernel = rustix::system::uname();
     Settings {
         versions: openflow.version.map_or_else(both, |version| match version {
@@ -340,13 +347,7 @@ fn without_daemon(settings: &Settings) -> WithoutDaemon {
 
 /// The ports by which flow-mods may come through another switch.
 fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<RulePort> {
-    let named = |name: &String| {
-        let port = ports.iter().find(|port| port.name == *name).map(number);
-        if port.is_none() {
-            tracing::warn!("openflow.proxy_ports: there is no port {name}");
-        }
-        port
-    };
+    let named = |name: &String| ports.iter().find(|port| port.name == *name).map(number);
     names.iter().filter_map(named).collect()
 }
 

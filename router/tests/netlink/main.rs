@@ -60,7 +60,7 @@ fn the_first_poll_returns_the_host_and_its_port() {
 
 #[test]
 #[ignore = "needs root"]
-fn a_port_that_is_not_there_is_reported_when_it_comes() {
+fn a_missing_port_is_reported_when_it_appears() {
     with_bed(|bed| {
         let ports = ["later", "port0"].map(|port| port.parse().unwrap()).into();
         let config = ObserverConfig { ports, ..Default::default() };

@@ -190,6 +190,15 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Sets the ports by which flow-mods may come through another switch.
+    pub fn set_proxy_ports(&mut self, ports: BTreeSet<RulePort>) {
+        self.settings.proxy_ports = ports;
+    }
+
     /// Follows other settings. Connections go on: `versions`, `datapath_id` and `description` are for new ones.
     pub fn follow(&mut self, settings: Settings) {
         if settings.miss != self.settings.miss {

@@ -337,7 +337,8 @@ impl Observer {
         self.crowds = crowds;
     }
 
-    /// A namespace that was found by a process may get a name, or outlive the process. Any may be configured or no longer be.
+    /// A namespace that was found by a process may get a name, or outlive the process. Any namespace may
+    /// become configured, or cease to be.
     fn renew_names(
         &mut self,
         found: &BTreeMap<Key, FoundNamespace>,

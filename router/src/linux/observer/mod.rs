@@ -263,12 +263,16 @@ impl Observer {
 
     /// Follows other settings: these ports, by number, these configured `routers`, and these limits. Routers that are gone
     /// from the list are watched as long as they have a device on a port.
+    ///
+    /// A new port may have had programs and other devices on it for a long time. They are reported together with the port.
+    /// So this waits as [`Observer::new`] does: usually about 10 ms, and 2 s if a namespace is slow.
     pub fn configure(&mut self, ports: &BTreeMap<PortId, PortName>, routers: Vec<Source>, quota: Quota) {
         let stays = |id: &PortId, state: &PortState| ports.get(id) == Some(&state.wanted);
         for (id, _) in self.ports.iter().filter(|(id, state)| !stays(id, state) && state.port.is_some()) {
             self.out.push(Event::PortGone(*id));
         }
         self.ports.retain(|id, state| stays(id, state));
+        let is_new = ports.keys().any(|id| !self.ports.contains_key(id));
         for (id, wanted) in ports {
             self.ports.entry(*id).or_insert_with(|| PortState { wanted: wanted.clone(), port: None });
         }
@@ -277,6 +281,9 @@ impl Observer {
             space.set_quota(quota.of(*id));
         }
         self.discover(true);
+        if is_new {
+            self.settle();
+        }
     }
 
     fn unread(config: ObserverConfig, own: Key) -> Result<Observer, Error> {
@@ -329,8 +336,8 @@ impl Observer {
         Err(io::Error::other(why.unwrap_or_else(|| "it could not be read".into())))
     }
 
-    /// Waits at the start until everything due has been read. Other namespaces than the host may be slow on purpose, so
-    /// the wait for them is shorter.
+    /// Waits until everything due has been read, at the start and after new ports. The wait is shorter for other namespaces
+    /// than the host's, because they may be slow on purpose.
     fn settle(&mut self) {
         let began = Instant::now();
         loop {

@@ -16,7 +16,7 @@ impl Observer {
     /// Reports ports that appeared, changed or vanished.
     pub(super) fn refresh_ports(&mut self) {
         let Some(host) = self.spaces.get(&HOST) else { return };
-        let now: Vec<Option<u32>> = self.ports.values().map(|state| place(state, &host.links)).collect();
+        let now = places(self.ports.values(), &host.links);
         // This is read again each time: for a veth it depends on the programs that its peer has attached.
         let ask = || now.iter().map(|index| index.map_or((false, true), look)).collect();
         let looks: Vec<_> = host.place.inside(ask).unwrap_or_else(|_| vec![(false, true); now.len()]);
@@ -121,11 +121,19 @@ fn open(key: &Key, found: &FoundNamespace) -> Option<(Arc<File>, String)> {
     (Key::of(&file).ok()? == *key).then(|| (Arc::new(file), found.name.clone()))
 }
 
-/// The current index of a port's device. A renamed port is the same port.
-fn place(state: &PortState, links: &BTreeMap<u32, RawLink>) -> Option<u32> {
-    let known = state.port.as_ref().map(|p| p.ifindex).filter(|index| links.contains_key(index));
-    let wanted = || links.values().find(|link| link.name == state.wanted.as_str()).map(|link| link.ifindex);
-    known.or_else(wanted)
+/// The current indexes of ports' devices. A renamed device stays the same port, unless another device has the port's name
+/// now, or another port has the device's name: at boot, names are exchanged.
+fn places<'a>(
+    ports: impl Iterator<Item = &'a PortState> + Clone,
+    links: &BTreeMap<u32, RawLink>,
+) -> Vec<Option<u32>> {
+    let named = |name: &str| links.values().find(|link| link.name == name).map(|link| link.ifindex);
+    let is_wanted = |name: &str| ports.clone().any(|other| other.wanted.as_str() == name);
+    let renamed = |state: &PortState| {
+        let known = state.port.as_ref().and_then(|port| links.get(&port.ifindex))?;
+        (!is_wanted(&known.name)).then_some(known.ifindex)
+    };
+    ports.clone().map(|state| named(state.wanted.as_str()).or_else(|| renamed(state))).collect()
 }
 
 #[cfg(test)]

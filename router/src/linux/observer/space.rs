@@ -267,7 +267,7 @@ impl Space {
         !waits && self.visit.is_none()
     }
 
-    /// Sets other limits. Everything is read again, to compare it with them, also what was over a limit and is left alone.
+    /// Sets other limits. The whole namespace is read again and compared with them, even if it was over a limit before.
     pub fn set_quota(&mut self, quota: Quota) {
         if quota != self.quota {
             self.quota = quota;

@@ -121,8 +121,8 @@ const TIMING: Timing = Timing {
 pub struct Network {
     shared: Arc<Shared>,
     runtime: runtime::Handle,
-    /// The tasks that listen, by target.
-    listening: BTreeMap<TargetId, AbortHandle>,
+    /// The tasks that listen, and their sockets, by target.
+    listening: BTreeMap<TargetId, (AbortHandle, TcpListener)>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -181,9 +181,23 @@ impl Network {
         let mut listeners = BTreeMap::new();
         for (place, target) in settings.controllers.iter().enumerate() {
             if target.listens && !known.iter().any(|(_, known)| known == target) {
-                listeners.insert(place, listen::bind(target)?);
+                // With or without TLS, it is the same socket.
+                let is_it = |known: &Target| {
+                    known.listens
+                        && known.port != 0
+                        && (&known.host, known.port) == (&target.host, target.port)
+                };
+                let before = known.iter().find(|(_, known)| is_it(known));
+                let before = before.and_then(|(id, _)| self.listening.get(id));
+                let listener = match before {
+                    Some((_, listener)) => listener.try_clone()?,
+                    None => listen::bind(target)?,
+                };
+                listeners.insert(place, listener);
             }
         }
+        let kept = listeners.iter().map(|(place, listener)| Ok((*place, listener.try_clone()?)));
+        let mut kept = kept.collect::<io::Result<BTreeMap<_, _>>>()?;
         let addresses = listeners.values().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         // From here on nothing can fail.
         self.shared.state().tls = tls;
@@ -203,7 +217,8 @@ impl Network {
             match listener {
                 Some(listener) => {
                     let task = self.runtime.spawn(listen::serve(shared, id, listener, target.tls));
-                    self.listening.insert(id, task.abort_handle());
+                    let socket = kept.remove(&place);
+                    self.listening.extend(socket.map(|socket| (id, (task.abort_handle(), socket))));
                 }
                 None => drop(self.runtime.spawn(dial::keep(shared, id, target.clone()))),
             }
@@ -213,7 +228,7 @@ impl Network {
 
     /// Ends a target that is not configured any more, and its connections.
     fn forget(&mut self, id: TargetId) {
-        self.listening.remove(&id).iter().for_each(AbortHandle::abort);
+        self.listening.remove(&id).iter().for_each(|(task, _)| task.abort());
         self.shared.state().place(id, None);
     }
 
@@ -315,7 +330,7 @@ impl ConnectionTable {
 }
 
 /// Why a connection ends after a change of the configuration.
-const NOT_CONFIGURED: &str = "this controller is not configured any more";
+const NOT_CONFIGURED: &str = "its target is no longer configured";
 
 struct TargetState {
     target: Target,

@@ -201,3 +201,24 @@ fn tls_files_that_cannot_be_used_are_named() {
     let error = Observed::start(&["pssl:0:127.0.0.1"], None).err().unwrap().to_string();
     assert!(error.contains("needs a key, a certificate and a CA"), "{error}");
 }
+
+/// A listener gets TLS and loses it, on the same address.
+#[test]
+fn a_listener_changes_on_its_address() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (plain, with_tls) =
+        (format!("ptcp:{}:127.0.0.1", free.port()), format!("pssl:{}:127.0.0.1", free.port()));
+    let ca = Authority::new("ca");
+    let mut observed = Observed::start(&[&plain], None).unwrap();
+    let secure = OpenFlowSettings { tls: Some(ca.member("switch", &ca)), ..settings(&[&with_tls]) };
+    observed.network.follow(&secure).unwrap();
+    // Whoever speaks no TLS is turned away.
+    let mut peer = dial(free);
+    peer.write_all(&HELLO).unwrap();
+    observed.report_until(|report| report.last_end.is_some());
+    observed.network.follow(&settings(&[&plain])).unwrap();
+    let mut peer = dial(free);
+    let connection = observed.connected();
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(observed.received(connection), b"hello");
+}
