@@ -14,11 +14,12 @@ use logic::{
 use router::linux::{
     ethtool::ProblemKind::{self, CannotTransmit, PartialChecksums, VlanTagsHidden},
     netns,
-    observer::HOST,
+    observer::{HOST, Quota},
 };
 use std::{
     fs::File,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Duration,
 };
 
 /// The base chains that packets of this version pass.
@@ -390,6 +391,27 @@ fn tcx_programs_are_found() {
         until(&mut observer, "end of it", |e| {
             matches!(e, Event::Link(HOST, l) if l.hazards.is_empty()).then_some(())
         });
+    });
+}
+
+/// The device of a new port has had a program for long. No event says that, so the observer reports both at once.
+#[test]
+#[ignore = "needs root"]
+fn a_new_port_comes_with_its_programs() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        sh(&format!("ip link add other type veth peer name far9 netns {}", bed.name("peer")));
+        settle(&mut observer);
+        // SAFETY: a C string.
+        let ifindex = unsafe { libc::if_nametoindex(c"other".as_ptr()) };
+        let attached = attach_tcx(ifindex as i32);
+        let ports = [(0, "port0".parse().unwrap()), (1, "other".parse().unwrap())].into();
+        observer.observer.configure(&ports, Vec::new(), Quota::default());
+        let events = observer.observer.poll(Duration::ZERO).unwrap();
+        let has_port = |e: &Event| matches!(e, Event::Port(1, port) if port.ifindex == ifindex);
+        let has_program = |e: &Event| matches!(e, Event::Link(HOST, l) if l.ifindex == ifindex && l.hazards.iter().any(|h| h.contains("tcx")));
+        assert!(events.iter().any(has_port) && events.iter().any(has_program), "{events:?}");
+        drop(attached);
     });
 }
 
