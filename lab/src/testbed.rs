@@ -253,15 +253,8 @@ impl Testbed {
         threads.0.extend(of_subject);
         threads.0.extend(cpu::softirq_threads(cores)?);
         // These are on cores that flow rules name. The generator, which never sleeps, may be there.
-        for id in cpu::cpu_map_threads()? {
-            let level = self.napi_level(first).map(|level| level + 1);
-            match sys::set_realtime(id, level) {
-                // It belonged to another daemon, which has ended.
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
-                set => set.context("priority of a CPU map's thread")?,
-            }
-            threads.0.push(id);
-        }
+        let level = self.napi_level(first).map(|level| level + 1);
+        threads.0.extend(cpu::urge_cpu_map_threads(cpu::cpu_map_threads()?, level)?);
         Ok(threads)
     }
 

@@ -9,6 +9,8 @@ use std::io::ErrorKind;
 
 use anyhow::{Context, Result, bail};
 
+use crate::sys;
+
 pub use activity::{Activity, Rates};
 pub use spinner::{Spinner, Spinners, spin};
 
@@ -80,6 +82,19 @@ pub fn softirq_threads(cores: &[usize]) -> Result<Vec<i32>> {
 /// Threads of the cores to which CPU maps hand packets.
 pub fn cpu_map_threads() -> Result<Vec<i32>> {
     threads_called(|name| name.starts_with("cpumap/"))
+}
+
+/// Sets the priority of threads of CPU maps. Returns those that still exist: other daemons may have ended.
+pub fn urge_cpu_map_threads(ids: Vec<i32>, level: Option<i32>) -> Result<Vec<i32>> {
+    let mut there = Vec::new();
+    for id in ids {
+        match sys::set_realtime(id, level) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+            set => set.context("priority of a CPU map's thread")?,
+        }
+        there.push(id);
+    }
+    Ok(there)
 }
 
 fn threads_called(wanted: impl Fn(&str) -> bool) -> Result<Vec<i32>> {

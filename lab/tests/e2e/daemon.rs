@@ -65,7 +65,10 @@ impl Daemon {
 
     /// Stops the process, or lets it go on.
     pub fn pause(&self, pause: bool) {
-        let signal = if pause { libc::SIGSTOP } else { libc::SIGCONT };
+        self.signal(if pause { libc::SIGSTOP } else { libc::SIGCONT });
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
         // SAFETY: no pointers; the process is our child, which was not waited for yet.
         assert_eq!(unsafe { libc::kill(self.pid() as libc::pid_t, signal) }, 0);
     }
@@ -137,8 +140,7 @@ impl Daemon {
 
     /// Ends the daemon by SIGTERM, as an upgrade does. Its kernel program continues to forward packets.
     pub fn leave(mut self) {
-        // SAFETY: no pointers; the process is our child, which was not waited for yet.
-        assert_eq!(unsafe { libc::kill(self.pid() as libc::pid_t, libc::SIGTERM) }, 0);
+        self.signal(libc::SIGTERM);
         let ended = lab::command::wait(&mut self.child, PATIENCE).unwrap();
         assert!(ended.is_some_and(|status| status.success()), "{ended:?}\n{}", self.log());
         // The instance lives on in the kernel: no `stop`.

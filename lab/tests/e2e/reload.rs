@@ -51,11 +51,6 @@ fn refused(daemon: &Daemon) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn hang_up(daemon: &Daemon) {
-    // SAFETY: no pointers; the process is our child, which was not waited for yet.
-    assert_eq!(unsafe { libc::kill(daemon.pid() as libc::pid_t, libc::SIGHUP) }, 0);
-}
-
 /// Changes keys of most tables, and changes them back. No packet is lost, and Linux forwards none.
 #[test]
 #[ignore = "needs root"]
@@ -120,7 +115,7 @@ fn a_reload_changes_what_the_daemon_reports() {
     assert_eq!(weight(&daemon), 1);
     file.write(&format!("{ports}[shares]\nweights = {{ host = 7 }}\n"));
     // SIGHUP does the same.
-    hang_up(&daemon);
+    daemon.signal(libc::SIGHUP);
     eventually_true("the weight", || weight(&daemon) == 7);
     assert_eq!(reload(&daemon), json!([]));
     // Flow rules stay, and a miss goes another way at once.
@@ -237,7 +232,7 @@ fn an_unusable_configuration_changes_nothing() {
         file.write(&text);
         let said = refused(&daemon);
         assert!(said.contains("nothing was changed") && said.contains(&part), "{text}\n{said}\nlacks {part}");
-        hang_up(&daemon);
+        daemon.signal(libc::SIGHUP);
     }
     fs::remove_file(&file.0).unwrap();
     assert!(refused(&daemon).contains("cannot read the configuration"), "{}", refused(&daemon));

@@ -30,12 +30,12 @@ impl Changes {
     }
 }
 
-/// Compares all fields of two structures. Each is listed with its key and whether a running daemon can change it. A new
-/// field does not compile until it is listed.
+/// Compares all fields of two structures, which hold a table of the file. Each is listed with whether a running daemon can
+/// change it. A new field does not compile until it is listed.
 macro_rules! compare {
-    ($changes:ident, $type:ident, $old:expr, $new:expr, $($field:ident: $name:literal $can_change:expr),+ $(,)?) => {{
+    ($changes:ident, $type:ident, $table:literal, $old:expr, $new:expr, $($field:ident: $can_change:expr),+ $(,)?) => {{
         let $type { $($field),+ } = $old;
-        $($changes.add($name, $can_change, *$field == $new.$field);)+
+        $($changes.add(concat!($table, ".", stringify!($field)), $can_change, *$field == $new.$field);)+
     }};
 }
 
@@ -76,70 +76,70 @@ impl Config {
         changes.add("ecmp", false, *ecmp == new.ecmp);
         // Workers have their own limits, which they get when they start.
         let has_workers = !paths.is_empty();
-        compare!(changes, Policing, policing, new.policing,
-            exception_pps: "policing.exception_pps" !has_workers,
-            control_pps: "policing.control_pps" !has_workers,
+        compare!(changes, Policing, "policing", policing, new.policing,
+            exception_pps: !has_workers,
+            control_pps: !has_workers,
         );
         // The tables of connections are made at the start, if there may be any.
         let has_table = ![firewall.established, new.firewall.established].contains(&Established::Linux);
-        compare!(changes, FirewallSettings, firewall, new.firewall,
-            established: "firewall.established" has_table,
-            connections: "firewall.connections" false,
+        compare!(changes, FirewallSettings, "firewall", firewall, new.firewall,
+            established: has_table,
+            connections: false,
         );
-        compare!(changes, Limits, limits, new.limits,
-            memory_mib: "limits.memory_mib" true,
-            routes_per_namespace: "limits.routes_per_namespace" true,
-            devices_per_namespace: "limits.devices_per_namespace" true,
-            namespaces_per_owner: "limits.namespaces_per_owner" true,
+        compare!(changes, Limits, "limits", limits, new.limits,
+            memory_mib: true,
+            routes_per_namespace: true,
+            devices_per_namespace: true,
+            namespaces_per_owner: true,
         );
-        compare!(changes, Flows, flows, new.flows,
-            rules: "flows.rules" false,
-            miss: "flows.miss" true,
+        compare!(changes, Flows, "flows", flows, new.flows,
+            rules: false,
+            miss: true,
         );
-        compare!(changes, CoresSettings, cores, new.cores,
-            policy: "cores.policy" steady,
-            allowed: "cores.allowed" steady,
-            high: "cores.high" steady,
-            low: "cores.low" steady,
-            hold: "cores.hold" steady,
-            floor: "cores.floor" steady,
-            serve: "cores.serve" steady,
-            resume_latency: "cores.resume_latency" steady,
-            fixed: "cores.fixed" steady,
-            workloads: "cores.workloads" steady,
+        compare!(changes, CoresSettings, "cores", cores, new.cores,
+            policy: steady,
+            allowed: steady,
+            high: steady,
+            low: steady,
+            hold: steady,
+            floor: steady,
+            serve: steady,
+            resume_latency: steady,
+            fixed: steady,
+            workloads: steady,
         );
-        compare!(changes, SharesSettings, shares, new.shares,
-            enforce: "shares.enforce" false,
-            weights: "shares.weights" true,
+        compare!(changes, SharesSettings, "shares", shares, new.shares,
+            enforce: false,
+            weights: true,
         );
-        compare!(changes, OpenFlowSettings, openflow, new.openflow,
-            controllers: "openflow.controllers" true,
-            version: "openflow.version" false,
-            fail: "openflow.fail" true,
-            datapath_id: "openflow.datapath_id" false,
-            packet_in_pps: "openflow.packet_in_pps" true,
-            echo_interval: "openflow.echo_interval" true,
-            tls: "openflow.tls" true,
-            proxy_ports: "openflow.proxy_ports" false,
+        compare!(changes, OpenFlowSettings, "openflow", openflow, new.openflow,
+            controllers: true,
+            version: false,
+            fail: true,
+            datapath_id: false,
+            packet_in_pps: true,
+            echo_interval: true,
+            tls: true,
+            proxy_ports: false,
         );
-        compare!(changes, WorkersSettings, workers, new.workers,
-            cores: "workers.cores" false,
-            zero_copy: "workers.zero_copy" false,
-            frame_bytes: "workers.frame_bytes" false,
-            calibration: "workers.calibration" false,
-            nice: "workers.nice" false,
+        compare!(changes, WorkersSettings, "workers", workers, new.workers,
+            cores: false,
+            zero_copy: false,
+            frame_bytes: false,
+            calibration: false,
+            nice: false,
         );
-        compare!(changes, Experimental, experimental, new.experimental,
-            steering: "experimental.steering" false,
-            rss: "experimental.rss" false,
-            split: "experimental.split" false,
-            local: "experimental.local" false,
-            moderation: "experimental.moderation" false,
-            polling: "experimental.polling" false,
-            share: "experimental.share" false,
-            io_mbps: "experimental.io_mbps" false,
-            sample_every: "experimental.sample_every" false,
-            longest_run: "experimental.longest_run" false,
+        compare!(changes, Experimental, "experimental", experimental, new.experimental,
+            steering: false,
+            rss: false,
+            split: false,
+            local: false,
+            moderation: false,
+            polling: false,
+            share: false,
+            io_mbps: false,
+            sample_every: false,
+            longest_run: false,
         );
         changes.add("crypto", false, sas.crypto == new.sas.crypto);
         changes.add("sa", false, sas.is_same(&new.sas));

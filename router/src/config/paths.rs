@@ -12,7 +12,10 @@ use super::{
     runs::{self, RunsSettings},
     sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
 };
-use crate::base::{BadValue, PortName};
+use crate::{
+    base::{BadValue, PortName},
+    plane::MAX_PORTS,
+};
 use logic::{
     elements::{BadChain, Chain},
     esp::SaTable,
@@ -37,7 +40,6 @@ use toml::Spanned;
 
 /// The longest file.
 const MOST_BYTES: u64 = 16 << 20;
-const MOST_PORTS: usize = 64;
 const MOST_PATHS: usize = 64;
 const MOST_ROUTES: usize = 100_000;
 const MOST_ELEMENTS: usize = 32;
@@ -316,7 +318,7 @@ impl Checker {
     fn check(mut self, file: &Path, text: &str, settings: Settings) -> Result<PathsConfig, Wrong> {
         let Settings { experimental: runs, router_weights, port, route, path, crypto, sa } = settings;
         let counts = [
-            ("port", port.len(), MOST_PORTS, port.get(MOST_PORTS).map(|port| port.name.span())),
+            ("port", port.len(), MAX_PORTS, port.get(MAX_PORTS).map(|port| port.name.span())),
             ("route", route.len(), MOST_ROUTES, route.get(MOST_ROUTES).map(|route| route.prefix.span())),
             ("path", path.len(), MOST_PATHS, path.get(MOST_PATHS).map(|path| path.name.span())),
         ];

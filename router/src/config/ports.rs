@@ -1,14 +1,11 @@
 //! The numbers of ports.
 
-use crate::base::PortName;
+use crate::{base::PortName, plane::MAX_PORTS};
 use logic::plan::PortId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The ports of a configuration, by number.
 pub type NumberedPorts = BTreeMap<PortId, PortName>;
-
-/// The most ports. The program has a row for each number below this.
-pub const MOST_PORTS: usize = 64;
 
 /// The numbers that ports have had since the start, each with its last port.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,7 +32,7 @@ impl UsedNumbers {
         before: &NumberedPorts,
         taken: &BTreeSet<PortId>,
     ) -> Result<NumberedPorts, PortName> {
-        let all = 0..MOST_PORTS as PortId;
+        let all = 0..MAX_PORTS as PortId;
         let mut free: Vec<PortId> =
             all.filter(|id| !before.contains_key(id) && !taken.contains(id)).collect();
         free.sort_by_key(|id| self.0.contains_key(id));
@@ -90,7 +87,7 @@ mod tests {
     fn no_number_is_above_the_limit() {
         let many =
             |prefix: &str, count| (0..count).map(|n| format!("{prefix}{n}").parse().unwrap()).collect();
-        let (full, mut used): (Vec<PortName>, _) = (many("a", MOST_PORTS), UsedNumbers::default());
+        let (full, mut used): (Vec<PortName>, _) = (many("a", MAX_PORTS), UsedNumbers::default());
         let before = first(&full);
         used.add(&before);
         let mut other = full.clone();
@@ -100,11 +97,8 @@ mod tests {
         assert_eq!(used.number(&other, &before, &taken), Err("b".parse().unwrap()));
         let mut before = before;
         before.remove(&0);
-        assert_eq!(
-            used.number(&other, &before, &before.keys().copied().collect()).unwrap().len(),
-            MOST_PORTS
-        );
-        let half: Vec<PortName> = many("c", MOST_PORTS / 2);
+        assert_eq!(used.number(&other, &before, &before.keys().copied().collect()).unwrap().len(), MAX_PORTS);
+        let half: Vec<PortName> = many("c", MAX_PORTS / 2);
         let numbered = UsedNumbers::default().number(&half, &first(&many("a", 32)), &(0..32).collect());
         assert_eq!(numbered.unwrap().last_key_value().unwrap().0, &63);
     }

@@ -72,6 +72,12 @@ pub struct Means {
     pub conditions: Conditions,
 }
 
+impl Means {
+    fn splitter(&self) -> Splitter {
+        Splitter::new(self.seat.clone(), self.rules.clone())
+    }
+}
+
 /// The placing of queues in a daemon, by threads that are started again when the configuration changes.
 pub struct Cores {
     means: Means,
@@ -105,7 +111,7 @@ impl Cores {
         let before = threads.handle();
         threads.leave();
         // The new threads know nothing of the queues that were split.
-        self.splitter().end();
+        self.means.splitter().end();
         let (after, again) = (Exchange::after(&before.exchange), Exchange::after(&before.exchange));
         let threads = start(config, ports, &self.means, after).unwrap_or_else(|error| {
             clean(&self.means.instance).iter().for_each(|line| tracing::info!("{line}"));
@@ -121,10 +127,6 @@ impl Cores {
     /// Ends the threads, and leaves queues where they are, for the next daemon.
     pub fn leave(mut self) {
         self.threads.take().into_iter().for_each(Threads::leave);
-    }
-
-    fn splitter(&self) -> Splitter {
-        Splitter::new(self.means.seat.clone(), self.means.rules.clone())
     }
 }
 
@@ -161,7 +163,7 @@ fn start(config: &Config, ports: &NumberedPorts, means: &Means, exchange: Exchan
     let shares = config.shares.enforce.then(|| means.shares.clone());
     match prepare(&means.instance, &handle, shares) {
         Ok((mut looker, placing)) => {
-            looker.splitter = Splitter::new(means.seat.clone(), means.rules.clone());
+            looker.splitter = means.splitter();
             looker.ports.moderation =
                 looker.ports.moderation.or_else(|| deferring(config, means.polled.clone()));
             if let Some(spreading) = means.spreading.clone().filter(|_| config.uses_rss()) {

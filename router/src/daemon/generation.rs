@@ -340,24 +340,21 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Puts a generation with larger tables in charge if a table is full. Meanwhile the kernel serves what did not
     /// fit.
     pub(super) fn grow(&mut self, now: Duration) -> Result<()> {
-        let Some(full) = &self.generation.full else {
+        let Some(full) = self.generation.full else {
             self.generation.stuck = None;
             return Ok(());
         };
         if self.generation.stuck.as_ref().is_some_and(|stuck| now < stuck.again) {
             return Ok(());
         }
-        let capacity = larger(self.generation.capacity, full);
-        let number = self.generation.number + 1;
+        let capacity = larger(self.generation.capacity, &full);
         let built = if bytes(&capacity) > limit(&self.config) {
             Err(format!("limits.memory_mib is {}", self.config.limits.memory_mib.0))
         } else {
             tracing::info!("{full}: moving to larger tables");
-            let (rules, rows) = (self.flows.rules.as_ref(), self.steerer.is_some());
-            let paths = self.paths.as_ref().map(|paths| &paths.plane);
-            let before = Before { paths, rules, progress: self.confirming.beats.progress() };
-            build(&mut self.kernel, &self.config, &self.world, capacity, number, before, rows)
-                .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
+            let config = self.config.clone();
+            let built = self.next_generation(&config, capacity);
+            built.map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
         match built {
             Ok(new) => self.replace(new),
@@ -369,12 +366,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// A generation with tables of the same size, for another configuration.
+    /// The generation after the one in charge, filled from the mirror.
     ///
     /// # Errors
     /// It cannot be loaded.
-    pub(super) fn next_generation(&mut self, config: &Config) -> Result<Generation<K::Plane>> {
-        let (capacity, number) = (self.generation.capacity, self.generation.number + 1);
+    pub(super) fn next_generation(
+        &mut self,
+        config: &Config,
+        capacity: Capacity,
+    ) -> Result<Generation<K::Plane>> {
+        let number = self.generation.number + 1;
         let (rules, rows) = (self.flows.rules.as_ref(), self.steerer.is_some());
         let paths = self.paths.as_ref().map(|paths| &paths.plane);
         let before = Before { paths, rules, progress: self.confirming.beats.progress() };

@@ -54,7 +54,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 ))
             })?;
         }
-        let generation = changes.touch(&["policing."]).then(|| self.next_generation(new)).transpose();
+        let capacity = self.generation.capacity;
+        let generation =
+            changes.touch(&["policing."]).then(|| self.next_generation(new, capacity)).transpose();
         let generation = generation.map_err(|error| unusable(&error))?;
         let confirming = changes.touch(&["heartbeat"]).then(|| Confirming::start(new)).transpose();
         let confirming = confirming.map_err(|error| unusable(&error))?;

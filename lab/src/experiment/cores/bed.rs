@@ -127,10 +127,7 @@ impl Bed {
     pub fn urge_parts(&self) -> Result<bool> {
         let mut parts = cpu::cpu_map_threads()?;
         parts.retain(|id| !self.strangers.contains(id));
-        for &id in &parts {
-            sys::set_realtime(id, Some(NAPI_LEVEL)).context("priority of a CPU map's thread")?;
-        }
-        Ok(!parts.is_empty())
+        Ok(!cpu::urge_cpu_map_threads(parts, Some(NAPI_LEVEL))?.is_empty())
     }
 
     /// The core of each queue; `None` for a queue that may still run on several.

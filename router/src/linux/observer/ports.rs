@@ -129,11 +129,15 @@ fn places<'a>(
 ) -> Vec<Option<u32>> {
     let named = |name: &str| links.values().find(|link| link.name == name).map(|link| link.ifindex);
     let is_wanted = |name: &str| ports.clone().any(|other| other.wanted.as_str() == name);
-    let renamed = |state: &PortState| {
-        let known = state.port.as_ref().and_then(|port| links.get(&port.ifindex))?;
-        (!is_wanted(&known.name)).then_some(known.ifindex)
+    let place = |state: &PortState| {
+        let wanted = state.wanted.as_str();
+        let known = state.port.as_ref().and_then(|port| links.get(&port.ifindex));
+        match known {
+            Some(known) if known.name == wanted => Some(known.ifindex),
+            _ => named(wanted).or(known.filter(|known| !is_wanted(&known.name)).map(|known| known.ifindex)),
+        }
     };
-    ports.clone().map(|state| named(state.wanted.as_str()).or_else(|| renamed(state))).collect()
+    ports.clone().map(place).collect()
 }
 
 #[cfg(test)]
