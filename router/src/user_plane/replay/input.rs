@@ -9,6 +9,9 @@ use std::{
     time::Duration,
 };
 
+/// Nanoseconds in a second.
+const SECOND_NS: u32 = 1_000_000_000;
+
 /// First bytes of a compressed file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
@@ -88,7 +91,8 @@ impl<R: Read> Input<R> {
         };
         let raw = raw.with_context(broken)?;
         let unit_ns = if self.resolution == TsResolution::NanoSecond { 1 } else { 1000 };
-        let ns = raw.ts_frac.checked_mul(unit_ns).filter(|ns| *ns < 1_000_000_000);
+        // A whole second is no fault of the file: Scapy rounds 0.9999996 s to 1,000,000 us.
+        let ns = raw.ts_frac.checked_mul(unit_ns).filter(|ns| *ns <= SECOND_NS);
         let ns = ns
             .with_context(|| format!("a wrong time stamp, {} s and {}", raw.ts_sec, raw.ts_frac))
             .with_context(broken)?;
@@ -155,6 +159,14 @@ mod tests {
     }
 
     #[test]
+    fn a_fraction_of_a_whole_second_is_the_next_second() {
+        for (magic, fraction) in [(MICRO, 1_000_000), (NANO, 1_000_000_000)] {
+            let records = all(&file(magic, false, 1, &[(u32::MAX, fraction, 60, 60)])).unwrap();
+            assert_eq!(records[0].at, Duration::from_secs(1 << 32));
+        }
+    }
+
+    #[test]
     fn files_are_merged_by_time_and_equal_times_by_file() {
         let one = file(MICRO, false, 1, &[(1, 0, 10, 10), (3, 0, 11, 11), (3, 0, 12, 12)]);
         let two = file(NANO, true, 1, &[(0, 5, 20, 20), (3, 0, 21, 21), (9, 0, 22, 22)]);
@@ -194,11 +206,12 @@ mod tests {
         }
         let cut = format!("{:#}", all(&bytes[..bytes.len() - 1]).unwrap_err());
         assert!(cut.starts_with("x.pcap is broken at packet 2; those before it were run"), "{cut}");
-        let time = format!("{:#}", all(&file(MICRO, false, 1, &[(1, 1_000_000, 60, 60)])).unwrap_err());
-        assert!(
-            time.starts_with("x.pcap is broken at its first packet: a wrong time stamp, 1 s and 1000000"),
-            "{time}"
-        );
+        for (magic, fraction) in [(MICRO, 1_000_001), (NANO, 1_000_000_001), (MICRO, u32::MAX)] {
+            let time = format!("{:#}", all(&file(magic, false, 1, &[(1, fraction, 60, 60)])).unwrap_err());
+            let expected =
+                format!("x.pcap is broken at its first packet: a wrong time stamp, 1 s and {fraction}");
+            assert!(time.starts_with(&expected), "{time}");
+        }
         // More bytes than the file has, and more than any packet has.
         for length in [61, u32::MAX] {
             let mut bytes = file(MICRO, false, 1, &[(1, 0, 60, 60)]);
