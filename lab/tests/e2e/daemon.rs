@@ -41,12 +41,22 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `millrace run` with more arguments in a namespace, and does not wait.
     pub fn launch(namespace: &Namespace, instance: &str, arguments: &[&str]) -> Self {
+        Self::launch_with(namespace, instance, arguments, &[])
+    }
+
+    /// The same, with environment variables.
+    pub fn launch_with(
+        namespace: &Namespace,
+        instance: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let log = std::env::temp_dir().join(format!("{instance}.log"));
         let file = File::options().create(true).append(true).open(&log).unwrap();
         let mut run = namespace.command(binary());
         sys::end_with_parent(&mut run);
         sys::start_on_all_cores(&mut run);
-        run.args(["run", "--instance", instance]).args(arguments);
+        run.args(["run", "--instance", instance]).args(arguments).envs(variables.iter().copied());
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
         Self { child, instance: instance.into(), log }
     }

@@ -12,10 +12,11 @@
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
-//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs` | tests with real hosts |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `check.rs`, `systemd.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
+mod check;
 mod connections;
 mod conntrack;
 mod daemon;
@@ -36,5 +37,6 @@ mod reload;
 mod sessions;
 mod stack;
 mod successors;
+mod systemd;
 mod upgrade;
 mod user_plane;

@@ -527,6 +527,27 @@ pub struct ExplainRequest {
     pub router: Option<String>,
 }
 
+/// What `check` found: whether a daemon would start, and what it would accelerate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CheckReport {
+    /// The configuration file; `None`: there is none.
+    pub file: Option<String>,
+    /// The release of the running kernel.
+    pub kernel: String,
+    /// Why a daemon would not start, as a sentence; `None`: it would.
+    pub why_not: Option<String>,
+    /// Configured ports whose devices do not exist.
+    pub missing_ports: Vec<String>,
+    /// Paths: only their part of the file is checked.
+    pub untried_paths: Vec<String>,
+    /// The ports, as `ports` would show them.
+    pub ports: Vec<PortReport>,
+    /// The routers, as `routers` would show them.
+    pub routers: Vec<RouterReport>,
+    /// The firewall rules, as `firewall` would show them.
+    pub firewall: Vec<FirewallReport>,
+}
+
 /// What `reload` did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReloadReport {

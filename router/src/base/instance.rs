@@ -9,6 +9,7 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
 };
 use std::{
+    collections::BTreeSet,
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, Write},
     os::unix::{
@@ -21,6 +22,10 @@ use std::{
 
 use crate::base::{BadValue, foreign::Quoted, guard::is_ours_or_roots_alone};
 
+/// The label of the instance without a name.
+const LABEL: &str = "millrace";
+/// The files of an instance have its label and one of these extensions.
+const EXTENSIONS: [&str; 6] = ["sock", "lock", "state", "cores", "spreading", "steering"];
 /// Clients that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -67,9 +72,36 @@ impl Instance {
         Self { name, directory: directory.into() }
     }
 
+    /// The instances that have files under /run or pins in `pins`: those that run, and those that left something behind.
+    pub fn all(pins: &Path) -> Vec<Self> {
+        Self::all_under(Path::new("/run"), pins)
+    }
+
+    fn all_under(directory: &Path, pins: &Path) -> Vec<Self> {
+        let names = |directory: &Path| {
+            let files = fs::read_dir(directory).into_iter().flatten().flatten();
+            files.filter_map(|file| file.file_name().into_string().ok())
+        };
+        let of_file = |name: String| {
+            let (label, extension) = name.rsplit_once('.')?;
+            EXTENSIONS.contains(&extension).then(|| label.to_owned())
+        };
+        let labels: BTreeSet<_> = names(directory).filter_map(of_file).chain(names(pins)).collect();
+        let name = |label: String| match label.strip_prefix(LABEL)? {
+            "" => Some(None),
+            rest => Some(Some(rest.strip_prefix('-')?.parse().ok()?)),
+        };
+        labels.into_iter().filter_map(name).map(|name| Self::under(directory, name)).collect()
+    }
+
     /// `millrace`, or `millrace-NAME`; also the name of the directory of pins.
     pub fn label(&self) -> String {
-        self.name.as_ref().map_or("millrace".into(), |n| format!("millrace-{}", n.as_str()))
+        self.name.as_ref().map_or(LABEL.into(), |n| format!("{LABEL}-{}", n.as_str()))
+    }
+
+    /// `millrace`, or NAME; also the name of its configuration in the Debian package.
+    pub fn short_name(&self) -> &str {
+        self.name.as_ref().map_or(LABEL, InstanceName::as_str)
     }
 
     /// The command line for this instance, such as `millrace stop --instance NAME`.
@@ -218,6 +250,41 @@ mod tests {
         for wrong in ["", "a/b", "..", "ä", &"x".repeat(33)] {
             assert!(wrong.parse::<InstanceName>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn all_instances_are_found_by_their_files_and_pins() {
+        let [run, pins] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let all = || Instance::all_under(run.path(), pins.path());
+        assert_eq!(all(), []);
+        for name in ["a", "b", "c-d"] {
+            let instance = Instance::under(run.path(), Some(name.parse().unwrap()));
+            let files = [
+                instance.socket(),
+                instance.lock_file(),
+                instance.state_file(),
+                instance.cores_file(),
+                instance.spreading_file(),
+                instance.steering_file(),
+            ];
+            for file in files {
+                fs::write(&file, "").unwrap();
+                assert_eq!(all(), std::slice::from_ref(&instance), "{}", file.display());
+                fs::remove_file(file).unwrap();
+            }
+        }
+        for other in ["millrace.conf", "millracer.sock", "millrace-.sock", "millrace-a b.sock", "other.sock"]
+        {
+            fs::write(run.path().join(other), "").unwrap();
+        }
+        for directory in ["millrace-b", "millrace", "others", "millrace2"] {
+            fs::create_dir(pins.path().join(directory)).unwrap();
+        }
+        fs::write(run.path().join("millrace-b.state"), "").unwrap();
+        let found = all();
+        let labels: Vec<_> = found.iter().map(Instance::label).collect();
+        assert_eq!(labels, ["millrace", "millrace-b"]);
+        assert_eq!(found[0], Instance::under(run.path(), None));
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! | [`privileges`] | the capabilities of the process, checked and given up |
 //! | `reference` | tests: compares pages of `docs/reference` with the code |
 //! | [`seldom`] | limits log lines that outsiders cause |
+//! | [`systemd`] | reports to systemd how the daemon is |
 //! | [`values`] | names and values of users, checked |
 
 pub mod clock;
@@ -31,6 +32,7 @@ pub mod privileges;
 #[cfg(test)]
 pub mod reference;
 pub mod seldom;
+pub mod systemd;
 pub mod values;
 
 pub use values::{BadValue, PortName};

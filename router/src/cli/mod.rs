@@ -5,21 +5,25 @@
 //! | `mod.rs` | the commands: options, requests to the daemon, exit codes |
 //! | `text.rs` | reports as text for people |
 //! | `table.rs` | columns |
+//! | `run.rs` | `millrace run` and `millrace check` |
 //! | `flows.rs` | `millrace flows` |
 //! | `cores.rs` | `millrace cores` and `millrace events` as text |
 //! | `top/` | `millrace top` |
 //! | `paths.rs` | `millrace paths` |
 //! | `sas.rs` | `millrace sas` |
 //! | `calibrate.rs` | `millrace calibrate` |
+//! | `manual.rs` | man pages and completions |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 mod calibrate;
 pub(crate) mod capture;
 mod cores;
 mod flows;
+mod manual;
 mod paths;
 #[cfg(test)]
 mod reference;
+mod run;
 mod sas;
 mod table;
 mod text;
@@ -37,17 +41,15 @@ use crate::{
     base::{
         PortName,
         clock::monotonic,
-        foreign::{LogLines, shown_json, shown_lines},
+        foreign::{shown_json, shown_lines},
         hex,
         instance::{Instance, InstanceName},
     },
-    config::{Config, HeartbeatTime, OpenFlowVersion, Target},
     daemon::{
         client::{self, CallError},
-        kernel::Bpf,
-        observing, start,
+        kernel::{BPFFS, Bpf},
+        start,
     },
-    linux::netns::Source,
     switch::controllers::ControllersReport,
 };
 use anyhow::{Context, Result, bail};
@@ -56,9 +58,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Write},
     net::IpAddr,
-    path::PathBuf,
     process::ExitCode,
-    sync::Arc,
     time::Duration,
 };
 
@@ -83,8 +83,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Start the daemon and forward between ports, in the foreground.
-    #[command(after_help = RUN_HELP)]
-    Run(Run),
+    #[command(after_help = run::HELP)]
+    Run(run::Run),
+    /// Show whether the daemon would start, and what it would not make fast. This changes nothing.
+    #[command(after_help = run::CHECK_HELP)]
+    Check(run::Check),
     /// Show the overall state: ports, routers, packets, reasons for packets not forwarded, tables, paths.
     Status(Output),
     /// Show each port, how it is attached, and its problems.
@@ -128,47 +131,11 @@ enum Command {
     /// Read the configuration file again and apply the changes, as SIGHUP does.
     Reload(Output),
     /// End the daemon and remove everything from the kernel; then plain Linux forwards.
-    Stop(Output),
+    Stop(Stop),
+    /// Write the man pages and the completions of shells into a directory, for packages.
+    #[command(hide = true)]
+    Manual(manual::Manual),
 }
-
-const RUN_HELP: &str = "\
-The file of --config is TOML. docs/reference/config.md describes all keys, each of which is optional. The usual
-ones, with examples:
-  ports = [\"eth1\", \"eth2\"]  # the devices to forward between, as --port
-  routers = [\"red\"]           # a namespace that is not discovered automatically, as --router
-  heartbeat = \"3s\"            # how long forwarding goes on without a daemon: 2s to 24h, or \"0\"
-  ecmp = \"auto\"               # next hops where Linux's choice is unknown: Millrace chooses; \"linux\": the kernel
-  [policing]                  # packets to the kernel per second, for each core and router; 0: no limit
-  exception_pps = 100000
-  control_pps = 10000
-  [firewall]
-  established = \"fast\"        # UDP and TCP connections that all rules accept; \"udp\": no TCP; \"linux\": none
-  [limits]
-  memory_mib = 2048           # of all tables; packets that need a row beyond it go to the kernel
-  routes_per_namespace = 24576  # the kernel serves a namespace with more
-  [flows]                     # see `millrace flows --help`
-  rules = 65536               # room for flow rules
-  miss = \"normal\"             # packets that no rule matches: \"normal\", \"controller\" or \"drop\"
-  [cores]                     # where queues run
-  policy = \"pack\"             # as few cores as carry the load; or \"spread\", \"fixed\", \"off\" (leave queues alone)
-  allowed = \"0-3,8\"           # cores that may forward
-  floor = 40                  # percent of a forwarding core that applications keep
-  [shares]                    # of full cores
-  enforce = true              # cut routers that exceed their share, so that others lose nothing
-  weights = { red = 2 }
-  [openflow]
-  controllers = [\"tcp:192.0.2.10\"]  # as --controller
-  fail = \"standalone\"         # without a controller, forward as without rules; \"secure\": by the rules
-  [workers]
-  cores = \"2-3\"               # one worker on each runs paths
-  [[path]]                    # see `millrace paths run --help`
-  name = \"vpn\"
-  class = { protocol = \"udp\", destination_port = 4500 }
-  chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]
-
-SIGINT, SIGTERM and kill -9 end the daemon. Forwarding goes on for the heartbeat, until `millrace run` takes
-over or the kernel forwards. `millrace stop` removes everything from the kernel. To run the daemon in a network
-namespace, use `nsenter --net=/run/netns/NAME`: under `ip netns exec`, forwarding ends with the daemon.";
 
 const EXPLAIN_HELP: &str = "\
 A packet is written in quotes:
@@ -181,37 +148,20 @@ what had to be assumed. Frames of a capture are used as they are, and need --por
 come first: the rules, where they send the packet, whether the kernel plane or user space does it, and why.
 Then comes the routing of packets that they send to NORMAL.";
 
-#[derive(Debug, Args)]
-struct Run {
-    /// A device to forward from and to; repeat it for each.
-    #[arg(long = "port", value_name = "DEVICE")]
-    ports: Vec<PortName>,
-    /// The configuration, a TOML file; options win over it.
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// A namespace to accelerate besides those that are discovered automatically: a name, pid:NUMBER, or a file;
-    /// repeat it for each.
-    #[arg(long = "router", value_name = "NAME|pid:N|PATH")]
-    routers: Vec<Source>,
-    /// How long forwarding goes on without a daemon that confirms the tables: 0, or 2s to 24h [default: 3s].
-    #[arg(long, value_name = "TIME")]
-    heartbeat: Option<HeartbeatTime>,
-    /// Attach in generic mode, which is slower, where a port has no native XDP.
-    #[arg(long)]
-    generic: bool,
-    /// An OpenFlow controller to dial, or an address to listen on; repeat it for each.
-    #[arg(long = "controller", value_name = "tcp:HOST[:PORT]|ssl:..|ptcp:[PORT][:ADDRESS]|pssl:..")]
-    controllers: Vec<Target>,
-    /// The only OpenFlow version to speak, 1.0 or 1.3 [default: both].
-    #[arg(long, value_name = "VERSION")]
-    openflow_version: Option<OpenFlowVersion>,
-}
-
 #[derive(Clone, Copy, Debug, Args)]
 struct Output {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Stop {
+    /// Stop all instances: those that run, and those that left something behind.
+    #[arg(long, conflicts_with = "instance")]
+    all: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -299,7 +249,7 @@ pub fn main() -> ExitCode {
 impl Command {
     fn is_json(&self) -> bool {
         match self {
-            Command::Run(_) | Command::Top(_) | Command::Metrics => false,
+            Command::Run(_) | Command::Top(_) | Command::Metrics | Command::Manual(_) => false,
             Command::Status(o)
             | Command::Controllers(o)
             | Command::Cores(o)
@@ -307,8 +257,9 @@ impl Command {
             | Command::Routers(o)
             | Command::Interfaces(o)
             | Command::Firewall(o)
-            | Command::Reload(o)
-            | Command::Stop(o) => o.json,
+            | Command::Reload(o) => o.json,
+            Command::Stop(stop) => stop.output.json,
+            Command::Check(check) => check.is_json(),
             Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
             Command::Paths(paths) => paths.is_json(),
@@ -326,6 +277,7 @@ impl Cli {
         let instance = Instance::new(self.instance);
         match self.command {
             Command::Run(run) => return run.run(instance),
+            Command::Check(check) => return check.run(&instance),
             Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
             Command::Metrics => {
                 let text = client::text(&instance.socket(), "/metrics", PATIENCE);
@@ -355,50 +307,11 @@ impl Cli {
                 show(o, &get::<ControllersReport>(&instance, "/controllers")?, text::controllers)
             }
             Command::Reload(o) => show(o, &reload(&instance)?, text::reload),
-            Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
+            Command::Stop(command) if command.all => return stop_all(command.output),
+            Command::Stop(command) => show(command.output, &stop(&instance)?, text::stop),
+            Command::Manual(manual) => manual.run(),
         }?;
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-impl Run {
-    fn run(self, instance: Instance) -> Result<ExitCode> {
-        let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-        tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(|| LogLines)
-            .with_ansi(false)
-            .with_target(false)
-            .init();
-        let config = self.merged()?;
-        let reread = move || match &self.config {
-            Some(_) => self.merged(),
-            None => bail!("the daemon has no configuration file; start it with --config FILE"),
-        };
-        start::run(config, Arc::new(reread), instance, observing::open)?;
-        Ok(ExitCode::SUCCESS)
-    }
-
-    /// The configuration file, with the options of the command line, which win over it.
-    fn merged(&self) -> Result<Config> {
-        let file = self.config.as_deref();
-        let mut config = file.map_or(Ok(Config::default()), Config::read)?;
-        if !self.ports.is_empty() {
-            config.ports.clone_from(&self.ports);
-        }
-        if !self.routers.is_empty() {
-            config.routers.clone_from(&self.routers);
-        }
-        config.heartbeat = self.heartbeat.unwrap_or(config.heartbeat);
-        config.generic |= self.generic;
-        if !self.controllers.is_empty() {
-            config.openflow.controllers.clone_from(&self.controllers);
-        }
-        config.openflow.version = self.openflow_version.or(config.openflow.version);
-        config.openflow.check()?;
-        config.cores.check()?;
-        config.experimental.check(config.cores.policy)?;
-        Ok(config)
     }
 }
 
@@ -571,6 +484,42 @@ fn stop(instance: &Instance) -> Result<StopReport> {
     bail!("the daemon has removed everything from the kernel, but its process does not end")
 }
 
+/// What happened to one of all instances.
+#[derive(Debug, Serialize)]
+struct Stopped {
+    /// `None`: the instance without a name.
+    instance: Option<String>,
+    /// What was done, as sentences.
+    done: Vec<String>,
+    /// Why it could not be stopped.
+    error: Option<String>,
+}
+
+/// Stops every instance, also if one of them cannot be stopped.
+fn stop_all(output: Output) -> Result<ExitCode> {
+    let stopped: Vec<_> = Instance::all(BPFFS.as_ref())
+        .into_iter()
+        .map(|instance| {
+            let (done, error) = match stop(&instance) {
+                Ok(report) => (report.done, None),
+                Err(error) => (Vec::new(), Some(format!("{error:#}"))),
+            };
+            Stopped { instance: instance.name.map(|name| name.as_str().into()), done, error }
+        })
+        .collect();
+    show(output, &stopped[..], |all| {
+        let name = |one: &Stopped| one.instance.as_ref().map_or(String::new(), |name| format!("{name}: "));
+        let lines = |one: &Stopped| {
+            let lines = one.done.iter().chain(&one.error).map(|line| format!("{}{line}\n", name(one)));
+            lines.collect::<String>()
+        };
+        let text: String = all.iter().map(lines).collect();
+        if text.is_empty() { "nothing to do: no instance has left anything\n".into() } else { text }
+    })?;
+    let failed = stopped.iter().any(|one| one.error.is_some());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
 fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
     get_patiently(instance, path, PATIENCE)
 }
@@ -658,6 +607,7 @@ mod tests {
             "routes --verify --json",
             "explain udp_10.0.0.1:1_->_10.1.0.1:2_ttl=1 --port eth1 --verbose",
             "stop --instance x",
+            "stop --all --json",
             "flows list --why",
             "flows list ip,nw_dst=10.0.0.0/8 --json",
             "flows add in_port=1,actions=output:2 actions=drop",
@@ -680,6 +630,7 @@ mod tests {
             ("run --heartbeat 1s", "\"0\": no forwarding without a daemon"),
             ("run --router pid:x", "is not a router"),
             ("status --instance a/b", "is not an instance name"),
+            ("stop --all --instance x", "cannot be used with"),
             ("routes", "required"),
             ("routes 10.0.0", "invalid IP address"),
             ("routes --verify 10.0.0.1", "cannot be used with"),
@@ -698,19 +649,6 @@ mod tests {
                 Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' '))).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
         }
-    }
-
-    #[test]
-    fn the_command_line_wins_over_the_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("m.toml");
-        std::fs::write(&file, "ports = [\"a\"]\nheartbeat = \"10s\"\nrouters = [\"red\"]").unwrap();
-        let line = ["millrace", "run", "--port", "b", "--generic", "--config", file.to_str().unwrap()];
-        let Command::Run(run) = Cli::try_parse_from(line).unwrap().command else { panic!() };
-        let config = run.merged().unwrap();
-        assert_eq!(config.ports, ["b".parse().unwrap()]);
-        assert_eq!(config.routers, [Source::Name("red".into())]);
-        assert_eq!((config.heartbeat.0, config.generic), (Duration::from_secs(10), true));
     }
 
     #[test]

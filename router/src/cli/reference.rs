@@ -1,7 +1,7 @@
 //! Compares `docs/reference/cli.md` with the commands. The parts of the page between `<!-- begin NAME -->` and
 //! `<!-- end -->` are made of the commands' own help.
 
-use super::{Cli, RUN_HELP};
+use super::{Cli, run};
 use crate::config::Config;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::{fmt::Write, path::Path};
@@ -54,7 +54,7 @@ fn own(command: &Command) -> impl Iterator<Item = &Arg> {
 }
 
 fn subcommands(command: &Command) -> impl Iterator<Item = &Command> {
-    command.get_subcommands().filter(|sub| sub.get_name() != "help")
+    command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set())
 }
 
 fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
@@ -169,7 +169,7 @@ fn the_page_is_made_of_the_commands() {
 
 #[test]
 fn the_help_of_run_shows_keys_that_exist() {
-    let (_, examples) = RUN_HELP.split_once("with examples:\n").unwrap();
+    let (_, examples) = run::HELP.split_once("with examples:\n").unwrap();
     let (examples, _) = examples.split_once("\n\n").unwrap();
     let config = Config::parse(Path::new("help"), examples).unwrap();
     assert_eq!(config.paths.len(), 1);

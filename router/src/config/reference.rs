@@ -260,6 +260,64 @@ fn the_complete_file_is_accepted_and_its_defaults_are_right() {
     }
 }
 
+/// The file that the Debian package installs. Its keys stand behind a `#` without a space.
+#[test]
+fn the_packaged_file_has_all_keys_and_changes_nothing() {
+    let text = page("debian/millrace.toml");
+    assert_eq!(parse(&text), Ok(Config::default()));
+    let (mut defaults, mut shown, mut section) = (String::new(), BTreeSet::new(), String::new());
+    let (keys, paths) = text.split_at(text.find("#[[path]]").unwrap());
+    for line in keys.lines() {
+        let code = line.strip_prefix('#').filter(|code| !code.starts_with(' ') && !code.is_empty());
+        match code {
+            None if line.starts_with('[') => {
+                section = line.split(['[', ']']).nth(1).unwrap().into();
+                defaults += &format!("{line}\n");
+            }
+            None => (),
+            Some(code) => {
+                let key = code.split(" = ").next().unwrap();
+                shown.insert(format!("{section}.{key}").trim_start_matches('.').to_owned());
+                let header = if section.is_empty() { "".into() } else { format!("[{section}]\n") };
+                if !code.ends_with("# example") {
+                    defaults += &format!("{code}\n");
+                    continue;
+                }
+                let policy = if key == "fixed" { "policy = \"fixed\"\n" } else { "" };
+                let alone = parse(&format!("{header}{policy}{code}"));
+                // Only elements of paths can use SAs.
+                if !["sas_later", "crypto"].contains(&key) {
+                    assert!(alone.is_ok_and(|config| config != Config::default()), "{line}");
+                }
+            }
+        }
+    }
+    assert_eq!(parse(&defaults), Ok(Config::default()), "{defaults}");
+    let shapes = shapes::<Config>();
+    let known = shapes[&vec![]].fields.iter().flat_map(|table| match &shapes[&vec![*table]] {
+        shape if shape.fields.is_empty() => vec![table.to_string()],
+        shape => shape.fields.iter().map(|key| format!("{table}.{key}")).collect(),
+    });
+    let known: BTreeSet<String> = known.collect();
+    let of_lists = |key: &&String| key.starts_with("path.") || key.starts_with("sa.");
+    let lists: BTreeSet<_> = known.iter().filter(of_lists).cloned().collect();
+    assert_eq!(shown, known.difference(&lists).cloned().collect());
+    // All paths and SAs together.
+    let code: Vec<_> =
+        paths.lines().filter_map(|l| l.strip_prefix('#')).filter(|l| !l.starts_with(' ')).collect();
+    let code = code.join("\n");
+    let config = parse(&format!("[workers]\ncores = \"4-5\"\n{code}")).unwrap();
+    assert_eq!((config.paths.len(), config.sas.sas.len()), (3, 2));
+    let mut of = "";
+    let in_lists = code.lines().filter_map(|line| {
+        if let Some(name) = line.strip_prefix("[[") {
+            of = name.trim_end_matches("]]");
+        }
+        Some(format!("{of}.{}", line.split_once(" = ")?.0))
+    });
+    assert_eq!(in_lists.collect::<BTreeSet<_>>(), lists);
+}
+
 #[test]
 fn the_page_of_experimental_mechanisms_has_all_keys_with_their_defaults() {
     let page = page("docs/reference/experimental.md");

@@ -55,6 +55,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
+    /// Ports, routers and firewall, without what only a running daemon has.
+    pub(super) fn dry_reports(
+        &self,
+    ) -> Result<(Vec<PortReport>, Vec<RouterReport>, Vec<FirewallReport>), ApiError> {
+        let totals = self.totals()?;
+        Ok((self.port_reports(&totals), self.router_reports(&totals), self.firewall_reports()))
+    }
+
     fn totals(&self) -> Result<Counters, ApiError> {
         let current = self.generation.plane.counters().map_err(|e| ApiError::failed(format!("{e:#}")))?;
         Ok(self.totals.of(&current))

@@ -1,7 +1,8 @@
 //! The heartbeat, in a thread of its own, so that beats do not wait for the loop's work, such as reading a million
-//! routes. A loop that makes no progress loses the heartbeat after [`STALLED`]: its mirror may be wrong by then.
+//! routes. A loop that makes no progress loses the heartbeat after [`STALLED`]: its mirror may be wrong by then. Then the thread
+//! no longer reports to systemd either, which restarts the daemon after the time of its unit (`WatchdogSec=`).
 
-use crate::plane::Heart;
+use crate::{base::systemd, plane::Heart};
 use anyhow::Result;
 use std::{
     sync::{
@@ -29,23 +30,41 @@ impl Progress {
     }
 }
 
-/// Decides whether there is a beat.
+/// Decides whether there is a beat, and a report to systemd.
 #[derive(Debug)]
 struct Watchdog {
     heartbeat: Duration,
     /// The last seen progress, and the time since when it has not changed.
     seen: u64,
     since: Duration,
+    /// The time between two reports to systemd; `None`: there are none.
+    report_every: Option<Duration>,
+    reported: Duration,
 }
 
 impl Watchdog {
-    /// The time until which the mirror is confirmed; `None`: the confirmation is not extended.
-    fn beat(&mut self, now: Duration, progress: u64, vouched: bool) -> Option<Duration> {
+    /// `now`: CLOCK_MONOTONIC. `limit`: systemd restarts the daemon if it has no report for so long.
+    fn new(heartbeat: Duration, now: Duration, limit: Option<Duration>) -> Watchdog {
+        // Half of the limit is what sd_watchdog_enabled(3) recommends. A look comes up to `LONGEST_PAUSE` late.
+        let report_every = limit.map(|limit| (limit / 2).saturating_sub(LONGEST_PAUSE));
+        Watchdog { heartbeat, seen: 0, since: now, report_every, reported: Duration::ZERO }
+    }
+
+    /// Looks at the progress. Returns whether the loop does nothing.
+    fn stalls(&mut self, now: Duration, progress: u64) -> bool {
         if self.seen != progress {
             (self.seen, self.since) = (progress, now);
         }
-        let stalled = now.saturating_sub(self.since) >= STALLED;
-        (vouched && !stalled).then(|| now + self.heartbeat)
+        now.saturating_sub(self.since) >= STALLED
+    }
+
+    /// Is it time for a report that the loop works?
+    fn reports(&mut self, now: Duration) -> bool {
+        let due = self.report_every.is_some_and(|every| now.saturating_sub(self.reported) >= every);
+        if due {
+            self.reported = now;
+        }
+        due
     }
 }
 
@@ -71,7 +90,7 @@ impl Beats {
     /// The thread cannot be started.
     pub fn start(heartbeat: Duration, now: fn() -> Duration) -> Result<Beats> {
         let (progress, orders) = (Progress::default(), Arc::<(Mutex<Orders>, Condvar)>::default());
-        let watchdog = Watchdog { heartbeat, seen: 0, since: now() };
+        let watchdog = Watchdog::new(heartbeat, now(), systemd::watchdog());
         let (counted, theirs) = (progress.clone(), orders.clone());
         let pause = (heartbeat / BEATS).min(LONGEST_PAUSE);
         let thread = Builder::new().name("heartbeat".into());
@@ -121,13 +140,16 @@ fn beat(
         let (heart, vouched) = (ours.heart.clone(), ours.vouched);
         // The loop never waits for a beat.
         drop(ours);
-        let deadline = watchdog.beat(now(), progress.0.load(Relaxed), vouched);
-        if let (Some(deadline), Some(heart)) = (deadline, heart)
-            && let Err(error) = heart.beat_until(deadline)
+        let time = now();
+        let stalls = watchdog.stalls(time, progress.0.load(Relaxed));
+        if let Some(heart) = heart.filter(|_| vouched && !stalls)
+            && let Err(error) = heart.beat_until(time + watchdog.heartbeat)
         {
             tracing::error!("cannot set the heartbeat; the daemon tries again: {error:#}");
         }
-        let stalls = deadline.is_none() && vouched;
+        if !stalls && watchdog.reports(time) {
+            systemd::notify("WATCHDOG=1");
+        }
         if stalls && !stalled {
             tracing::error!(
                 "the control loop has made no progress for {} s: the kernel forwards until it goes on",
@@ -148,28 +170,27 @@ mod tests {
 
     const S: Duration = Duration::from_secs(1);
 
-    fn watchdog() -> Watchdog {
-        Watchdog { heartbeat: 3 * S, seen: 0, since: Duration::ZERO }
-    }
-
     /// A loop that is busy for long, or with many things in a row.
     #[test]
-    fn beats_go_on_while_the_loop_is_busy_and_end_when_it_does_nothing() {
-        let mut watchdog = watchdog();
-        assert_eq!(watchdog.beat(S, 1, true), Some(4 * S));
-        assert_eq!(watchdog.beat(STALLED, 1, true), Some(STALLED + 3 * S), "reading a million routes");
-        assert_eq!(watchdog.beat(STALLED + S, 1, true), None);
-        assert_eq!(watchdog.beat(2 * STALLED, 2, true), Some(2 * STALLED + 3 * S), "it goes on");
+    fn a_busy_loop_does_not_stall_and_one_that_does_nothing_does() {
+        let mut watchdog = Watchdog::new(3 * S, Duration::ZERO, None);
+        assert!(!watchdog.stalls(S, 1));
+        assert!(!watchdog.stalls(STALLED, 1), "reading a million routes");
+        assert!(watchdog.stalls(STALLED + S, 1));
+        assert!(!watchdog.stalls(2 * STALLED, 2), "it goes on");
         for second in 0..1000 {
-            assert!(watchdog.beat(2 * STALLED + second * S, u64::from(second / 30), true).is_some());
+            assert!(!watchdog.stalls(2 * STALLED + second * S, u64::from(second / 30) + 2));
         }
+        assert!(!watchdog.reports(3 * STALLED), "nobody asked for reports");
     }
 
     #[test]
-    fn there_is_no_beat_while_the_loop_does_not_vouch_for_the_mirror() {
-        let mut watchdog = watchdog();
-        assert_eq!(watchdog.beat(S, 1, false), None);
-        assert_eq!(watchdog.beat(2 * S, 2, true), Some(5 * S));
+    fn systemd_gets_a_report_before_half_of_its_limit_is_over() {
+        let mut watchdog = Watchdog::new(3 * S, Duration::ZERO, Some(10 * S));
+        let reported = (1..=20).filter(|second| watchdog.reports(*second * S));
+        assert_eq!(reported.collect::<Vec<_>>(), [4, 8, 12, 16, 20]);
+        let mut short = Watchdog::new(3 * S, Duration::ZERO, Some(S));
+        assert!(short.reports(S) && short.reports(S), "at each look");
     }
 
     #[test]

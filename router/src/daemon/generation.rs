@@ -263,7 +263,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let windows = Windows::new(kernel.policy()?);
         let connections = connections::Following::new(kernel.connections(&config)?);
         let mut world = World::new(&config);
-        if connections.is_running() {
+        if connections.is_running() || kernel.admits_connections(&config) {
             world.mirror.admit_connections();
         }
         for event in observer.poll(Duration::ZERO).context("reading the kernel's state")? {

@@ -36,6 +36,7 @@ mod beats;
 pub mod client;
 mod confirming;
 mod connections;
+pub mod dry;
 mod explain;
 mod finding;
 mod generation;
@@ -305,6 +306,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn remember_now(&mut self) {
+        if self.kernel.is_dry() {
+            return;
+        }
         let number = self.generation.number;
         let written = self.totals.save(number, self.world.names()).and_then(|()| self.kernel.retire(number));
         if let Err(error) = written {

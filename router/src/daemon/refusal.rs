@@ -7,7 +7,7 @@ use crate::{
     plane::Mode,
     user_plane::seam::Device,
 };
-use anyhow::Error;
+use anyhow::{Error, anyhow};
 use std::io;
 
 /// An MTU for which almost every driver's XDP has room in one page, beside headroom and tail.
@@ -34,6 +34,16 @@ pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: boo
         (looks.mtu, looks.lro) = (Some(device.link.mtu), device.features.contains("rx-lro"));
     }
     error.context(words(&device.name, mode, generic_allowed, &looks))
+}
+
+/// The error for a device whose driver has no native XDP, if generic mode is not allowed.
+pub fn has_no_native_mode(device: &Device) -> Error {
+    let driver = Ethtool::open().and_then(|ethtool| ethtool.driver(&device.name)).ok();
+    anyhow!(
+        "port {}: the driver has no native XDP (driver {}); run with --generic, which is several times slower",
+        Shown(&device.name),
+        driver.as_deref().unwrap_or("unknown")
+    )
 }
 
 fn words(name: &str, mode: Mode, generic_allowed: bool, looks: &Looks) -> String {

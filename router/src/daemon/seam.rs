@@ -164,6 +164,16 @@ pub trait Kernel {
         Ok(None)
     }
 
+    /// Would the daemon make connections fast, although nothing does so here?
+    fn admits_connections(&self, _config: &Config) -> bool {
+        false
+    }
+
+    /// Nothing is attached, and nothing may be left behind.
+    fn is_dry(&self) -> bool {
+        false
+    }
+
     /// Access to the classifiers of the ports' devices; `None`: there is none.
     fn classifier(&self) -> Option<Box<dyn Classifier>> {
         None

@@ -10,10 +10,11 @@ use super::{
 };
 use crate::{
     base::{
+        PortName,
         clock::monotonic,
         conditions::Conditions,
         instance::{Instance, Lock},
-        privileges,
+        privileges, systemd,
     },
     config::{Changes, Config, ElementSettings, Established, PlacementPolicy, ports::NumberedPorts},
     cores::{self, polled::PolledPorts, running::Cores},
@@ -24,7 +25,6 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use std::{
     fs,
-    os::unix::net::{SocketAddr, UnixDatagram},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -127,7 +127,7 @@ fn run_alone<O: Observe>(
     let control = started?;
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);
-    notify_systemd("READY=1");
+    systemd::notify("READY=1");
     let mut threads = Threads { switch, cores };
     let ended = control.run(&requests, &mut threads);
     finish(&sas);
@@ -223,18 +223,21 @@ fn check_ports(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// The configured ports whose devices do not exist.
+pub(super) fn missing(config: &Config) -> Vec<String> {
+    let devices = devices();
+    let is_missing = |port: &&PortName| !devices.iter().any(|device| device == port.as_str());
+    config.ports.iter().filter(is_missing).map(ToString::to_string).collect()
+}
+
 /// Names the configured ports whose devices do not exist. The status reports them, too.
 pub(super) fn name_missing(config: &Config) -> Option<String> {
-    let devices = devices();
-    let missing =
-        config.ports.iter().map(|port| port.as_str()).filter(|port| !devices.iter().any(|d| d == port));
-    let missing: Vec<&str> = missing.collect();
-    let none = missing.is_empty();
-    (!none).then(|| {
+    let missing = missing(config);
+    (!missing.is_empty()).then(|| {
         format!(
             "these ports do not exist yet, and are used once they appear: {}; existing devices: {}",
             missing.join(", "),
-            devices.join(", ")
+            devices().join(", ")
         )
     })
 }
@@ -301,28 +304,13 @@ impl Signals {
 async fn reload(reloader: Reloader, is_ready: Arc<AtomicBool>) {
     let reports = is_ready.load(Relaxed);
     if reports {
-        notify_systemd(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic().as_micros()));
+        systemd::notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic().as_micros()));
     }
     if let Err(error) = reloader.reload().await {
         tracing::error!("reload on SIGHUP: {}", error.text);
     }
     if reports {
-        notify_systemd("READY=1");
-    }
-}
-
-/// Reports a state to systemd (sd_notify(3)). Without `NOTIFY_SOCKET` it does nothing.
-fn notify_systemd(state: &str) {
-    use std::os::linux::net::SocketAddrExt;
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let name = name.to_string_lossy().into_owned();
-    let address = match name.strip_prefix('@') {
-        Some(abstract_name) => SocketAddr::from_abstract_name(abstract_name),
-        None => SocketAddr::from_pathname(&name),
-    };
-    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &to));
-    if let Err(error) = sent {
-        tracing::warn!("cannot notify {name}: {error}");
+        systemd::notify("READY=1");
     }
 }
 

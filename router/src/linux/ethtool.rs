@@ -39,6 +39,7 @@ const NAME_BYTES: usize = 32;
 /// The kernel has about 60 features. A larger count than this is cut.
 const MOST_FEATURES: u32 = 1024;
 
+const NETDEV_XDP_ACT_BASIC: u64 = 1;
 const NETDEV_XDP_ACT_NDO_XMIT: u64 = 4;
 const NETDEV_XDP_ACT_NDO_XMIT_SG: u64 = 64;
 
@@ -241,6 +242,12 @@ pub fn transmits_fragments(ifindex: u32) -> bool {
 pub fn refuses_redirects(ifindex: u32) -> bool {
     xdp_features(ifindex)
         .is_ok_and(|features| features.is_some_and(|features| features & NETDEV_XDP_ACT_NDO_XMIT == 0))
+}
+
+/// Has the device's driver native XDP (`NETDEV_XDP_ACT_BASIC`)? The device is in the calling thread's namespace. `None`: the
+/// kernel cannot say.
+pub fn has_native_xdp(ifindex: u32) -> Option<bool> {
+    xdp_features(ifindex).ok().flatten().map(|features| features & NETDEV_XDP_ACT_BASIC != 0)
 }
 
 /// `enum netdev_xdp_act` of a device.

@@ -74,7 +74,7 @@ use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
     skel::{OpenSkel, SkelBuilder},
 };
-pub use link::{Mode, PortLink};
+pub use link::{Mode, PortLink, running_program};
 use logic::{
     memory::Capacity,
     plan::{InterfaceId, PortId},
