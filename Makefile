@@ -7,7 +7,7 @@ ROUNDS ?= 2000
 # Times as many cases of the other random tests as in `make test`.
 CASES ?= 20
 
-.PHONY: help setup build release check test test-root soak test-vm test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
+.PHONY: help setup build release deb check test test-root soak test-vm test-deb test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -37,6 +37,14 @@ release: ## compile everything, optimised
 	@scripts/setup.sh build
 	cargo build --workspace --release
 
+deb: ## the Debian package and its debug symbols, in target/deb, checked by lintian
+	@scripts/setup.sh deb
+	rm -rf target/deb && mkdir -p target/deb
+	OUT=$(CURDIR)/target/deb dpkg-buildpackage --build=binary --no-sign --buildinfo-option=-u$(CURDIR)/target/deb \
+	  --buildinfo-file=target/deb/millrace.buildinfo --changes-option=-u$(CURDIR)/target/deb \
+	  --changes-file=target/deb/millrace.changes
+	lintian --fail-on error,warning --tag-display-limit 0 target/deb/millrace.changes
+
 check: ## formatting, prose, and the tests that need no root
 	@scripts/setup.sh build
 	cargo fmt --all --check
@@ -64,6 +72,10 @@ soak: setup ## more cases of all random tests, and random routes, topologies and
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRACE_VM_KERNEL=6.12: Debian 13's)
 	@scripts/setup.sh vm
 	scripts/test-vm.sh
+
+test-deb: deb ## install, upgrade, remove and purge the package on Debian 12 and 13 with systemd, in virtual machines (ARGS='bookworm')
+	@scripts/setup.sh test-deb
+	scripts/test-deb.sh $(ARGS)
 
 test-openflow: setup ## ovs-ofctl, os-ken's controllers and its switch test suite against Millrace (ARGS='ofctl'); root
 	cargo build --package millrace
@@ -99,7 +111,8 @@ fuzz: ## fuzz the parsers, the OpenFlow agent and flow rules, guided by coverage
 	    || exit 1; \
 	done
 
-demo: setup release ## Linux and Millrace side by side; takes less than a minute after the build
+demo: release ## Linux and Millrace side by side; takes less than a minute after the build
+	@scripts/setup.sh demo
 	@$(LAB) demo $(ARGS)
 
 bench: setup release ## make the measurements; raw results go to OUT (target/bench), ARGS to millrace-lab bench
@@ -113,7 +126,8 @@ results: ## write docs/measured.md again, from lab/results.toml and the raw file
 	@scripts/setup.sh build
 	cargo run --quiet --package millrace-lab --bin millrace-lab -- report lab/runs --page lab/results.toml --out docs/measured.md
 
-shell: setup release ## a shell inside a testbed, with millrace on the PATH
+shell: release ## a shell inside a testbed, with millrace on the PATH
+	@scripts/setup.sh demo
 	@$(LAB) shell $(ARGS)
 
 clean: ## remove everything that was built

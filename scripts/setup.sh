@@ -2,28 +2,36 @@
 # Installs missing Debian packages, and mounts the BPF file system. Quick when nothing is missing.
 #   setup.sh build   for compiling
 #   setup.sh fuzz    as build, and for compiling with `make fuzz`
-#   setup.sh test    as build, and for tests, demo and bench (default)
+#   setup.sh demo    as build, and for the testbed of `make demo` and `make shell`
+#   setup.sh test    as demo, and for tests and bench (default)
 #   setup.sh vm      as test, and for the virtual machine of `make test-vm`
+#   setup.sh deb     as build, and for the package of `make deb`
+#   setup.sh test-deb  as deb, and for the virtual machines of `make test-deb`
 set -eu
 
 what=${1:-test}
 build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
-run="conntrack iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
+demo="conntrack iproute2 procps ethtool nftables"
+run="iptables iputils-ping tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
 stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv
 python3-scapy python3-cryptography strongswan-charon strongswan-swanctl libcharon-extra-plugins
 libstrongswan-standard-plugins"
 # This library exists only for x86-64. Elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
 vm="qemu-system-x86 busybox-static cpio zstd xz-utils"
+deb="debhelper lintian"
 vm_kernel="linux-image-cloud-amd64"
 vm_directory=target/vm
 
 case $what in
 build) wanted=$build ;;
 fuzz) wanted="$build g++" ;;
-test) wanted="$build $run" ;;
-vm) wanted="$build $run $vm" ;;
-*) echo "usage: $0 [build|fuzz|test|vm]" >&2; exit 2 ;;
+demo) wanted="$build $demo" ;;
+test) wanted="$build $demo $run" ;;
+vm) wanted="$build $demo $run $vm" ;;
+deb) wanted="$build $deb" ;;
+test-deb) wanted="$build $deb mmdebstrap e2fsprogs qemu-system-x86" ;;
+*) echo "usage: $0 [build|fuzz|demo|test|vm|deb|test-deb]" >&2; exit 2 ;;
 esac
 
 as_root() {
@@ -41,7 +49,23 @@ installed() {
 	[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# Services of these packages (FRR, Open vSwitch) run in our namespaces. They must not start on the machine itself.
+all_installed() {
+	dpkg-query -W -f '${db:Status-Status} ${Package}\n' | sed -n 's/^installed //p' | sort -u
+}
+
+# Units of packages that systemd would start at the next boot.
+#   enabled_units PACKAGE...
+enabled_units() {
+	for package in "$@"; do
+		dpkg-query -L "$package"
+	done | sed -En 's,^(/usr)?/lib/systemd/system/([^/]+\.(service|socket|timer|path))$,\2,p
+		s,^/etc/init\.d/([^/]+)$,\1.service,p' | sort -u | while read -r unit; do
+		[ "$(systemctl is-enabled "$unit" 2>/dev/null)" != enabled ] || echo "$unit"
+	done
+}
+
+# Services of these packages (FRR, Open vSwitch, strongSwan) run in our namespaces. They must not start on the machine itself,
+# neither now nor after the next boot.
 install_without_services() {
 	policy=/usr/sbin/policy-rc.d
 	if [ ! -e $policy ]; then
@@ -49,13 +73,22 @@ install_without_services() {
 		as_root chmod +x $policy
 		trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
 	fi
+	before=$(all_installed)
 	as_root apt-get update -q
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
-	# They must not start after the next boot, either.
 	if command -v systemctl >/dev/null; then
-		for service in frr nginx openvswitch-switch; do
-			case " $* " in *" $service "*) as_root systemctl disable -q $service ;; esac
-		done
+		# Packages that came as dependencies, too.
+		new=$(all_installed | while read -r package; do
+			case "
+$before
+" in *"
+$package
+"*) ;; *) echo "$package" ;; esac
+		done)
+		# shellcheck disable=SC2086
+		units=$(enabled_units $new)
+		# shellcheck disable=SC2086
+		[ -z "$units" ] || as_root systemctl disable -q $units
 	fi
 }
 
@@ -77,7 +110,11 @@ if [ -n "$missing" ]; then
 	install_without_services $missing
 fi
 
-if [ "$what" != build ] && [ "$what" != fuzz ] && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
+case $what in
+demo | test | vm) needs_bpffs=true ;;
+*) needs_bpffs=false ;;
+esac
+if $needs_bpffs && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
 	as_root mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf /sys/fs/bpf
 fi
 

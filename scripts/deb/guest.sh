@@ -1,0 +1,148 @@
+#!/bin/bash
+# The test of the package, inside the virtual machine of scripts/test-deb.sh. Each step prints one line. The first step that fails
+# ends it.
+#
+#   client: eth0 ──veth── p1 :host: p2 ──veth── eth0 :server     10.1.0.0/24, 10.2.0.0/24; the host is .1
+set -euo pipefail
+export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
+readonly CONFIG=/etc/millrace/millrace.toml
+
+trap 'echo "FAILED in line $LINENO: $BASH_COMMAND"; journalctl --no-pager -u millrace -u "millrace@*" -n 40' ERR
+
+ok() { echo "ok: $* ($(cut -d' ' -f1 /proc/uptime) s)"; }
+
+until_true() {
+	local end=$((SECONDS + 240))
+	until "$@"; do
+		((SECONDS < end)) || { echo "not within 240 s: $*"; return 1; }
+		sleep 0.2
+	done
+}
+
+not() { ! "$@"; }
+is_ready() { millrace status --json "$@" 2>/dev/null | grep -q '"ready": true'; }
+pid() { systemctl show -P MainPID "$1"; }
+has_program() { ip -d link show dev "$1" | grep -q xdp; }
+forwarded() { millrace status --json | sed -n 's/^    "forwarded": \([0-9]*\),$/\1/p' | head -1; }
+
+# Prints the number of packets without an answer.
+#   lost COUNT SECONDS_BETWEEN
+lost() { ip netns exec client ping -q -n -i "$2" -c "$1" 10.2.0.2 | awk '/transmitted/ { print $1 - $4 }'; }
+
+make_box() {
+	local name net
+	for name in client:p1:1 server:p2:2; do
+		IFS=: read -r name port net <<<"$name"
+		ip netns add "$name"
+		ip link add "$port" type veth peer name eth0 netns "$name"
+		ip -n "$name" link set eth0 up
+		ip -n "$name" addr add "10.$net.0.2/24" dev eth0
+		ip -n "$name" route add default via "10.$net.0.1"
+		ip netns exec "$name" ethtool -K eth0 gro on tx off txvlan off >/dev/null
+		ip link set "$port" up
+		ip addr add "10.$net.0.1/24" dev "$port"
+		ethtool -K "$port" gro on rxvlan off >/dev/null 2>&1 || ethtool -K "$port" gro on >/dev/null
+	done
+	# More devices, for a second instance.
+	ip link add q1 up type veth peer name q2
+	ip link set q2 up
+	sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.p1.rp_filter=0 net.ipv4.conf.p2.rp_filter=0 \
+		net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.all.send_redirects=0
+}
+
+echo "deb: $(sed -n 's/^PRETTY_NAME=//p' /etc/os-release), Linux $(uname -r), systemd $(systemctl --version | head -1)"
+make_box
+[[ $(lost 3 0.2) == 0 ]]
+ok "plain Linux forwards"
+
+dpkg -i /test/millrace.deb >/dev/null
+[[ $(systemctl is-enabled millrace || true) == disabled ]]
+[[ $(systemctl is-active millrace || true) == inactive ]]
+ok "installed, and neither enabled nor started"
+
+man -w millrace 8 >/dev/null; man -w millrace-run >/dev/null; man -w 5 millrace.toml >/dev/null
+[[ -e /usr/share/bash-completion/completions/millrace && -d /var/lib/millrace ]]
+not millrace check >/tmp/check
+grep -q 'would not start: no port is given' /tmp/check
+ok "manuals, completions, directories; \`check\` says that ports are missing"
+
+sed -i 's|^#ports = .*|ports = ["p1", "p2"]|; s|^#heartbeat = .*|heartbeat = "30s"|' $CONFIG
+millrace check >/tmp/check || { cat /tmp/check; false; }
+not has_program p1
+ok "\`check\` accepts the configuration and attaches nothing"
+
+systemctl enable --now -q millrace
+[[ $(systemctl is-active millrace) == active ]]
+is_ready
+before=$(forwarded)
+[[ $(lost 20 0.1) == 0 ]]
+(($(forwarded) - before >= 30)) || { millrace status; false; }
+conditions=$(millrace status | grep -E '^(problem|note)' || true)
+echo "$conditions"
+not grep -q ^problem <<<"$conditions"
+ok "the service is active and forwards on the fast path"
+
+exposure=$(systemd-analyze security --no-pager millrace | sed -n 's/.*exposure level for .*: \([0-9.]*\).*/\1/p')
+awk -v exposure="$exposure" 'BEGIN { exit !(exposure > 0 && exposure <= 4.5) }'
+ok "systemd-analyze security: $exposure"
+
+# What the unit forbids must not be what the daemon needs.
+journalctl --no-pager -u millrace | grep -iE 'not permitted|denied|read-only|ERROR|WARN' >/tmp/refused || true
+cat /tmp/refused
+[[ ! -s /tmp/refused ]]
+ok "the log has no warning"
+
+sed -i 's|^#high = .*|high = 80|' $CONFIG
+systemctl reload millrace
+echo 'nonsense = 1' >>$CONFIG
+not systemctl reload millrace 2>/dev/null
+[[ $(systemctl is-active millrace) == active ]]
+is_ready
+sed -i '/^nonsense/d' $CONFIG
+ok "reload applies a change; a wrong file changes nothing"
+
+old=$(pid millrace)
+lost 3000 0.02 >/tmp/lost &
+sleep 5
+dpkg -i /test/next.deb >/dev/null
+until_true is_ready
+[[ $(pid millrace) != "$old" ]]
+systemctl restart millrace
+until_true is_ready
+wait %1
+[[ $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
+ok "upgrade and restart under load: $(cat /tmp/lost) of 3000 packets lost"
+
+sed 's|^ports = .*|ports = ["q1", "q2"]|' $CONFIG >/etc/millrace/second.toml
+systemctl start millrace@second
+is_ready --instance second
+systemctl reload millrace@second
+ok "a second instance from the template"
+
+mkdir -p /etc/systemd/system/millrace@second.service.d
+printf '[Service]\nWatchdogSec=10\n' >/etc/systemd/system/millrace@second.service.d/test.conf
+systemctl daemon-reload
+systemctl restart millrace@second
+old=$(pid millrace@second)
+sleep 15
+[[ $(pid millrace@second) == "$old" ]]
+kill -STOP "$old"
+restarted() { [[ $(pid millrace@second) != "$old" ]] && is_ready --instance second; }
+until_true restarted
+ok "the watchdog leaves a working daemon alone, and replaces one that hangs"
+
+lost 400 0.02 >/tmp/lost &
+dpkg -r millrace >/dev/null
+wait %1
+for port in p1 p2 q1 q2; do not has_program $port; done
+not pidof millrace
+[[ -z $(ls /sys/fs/bpf /run | grep millrace) ]]
+[[ -e $CONFIG && $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
+ok "removed: plain Linux forwards, no packet was lost, the configuration is kept"
+
+rm /etc/millrace/second.toml
+dpkg -P millrace >/dev/null
+[[ ! -e /etc/millrace && ! -e /var/lib/millrace && ! -e /var/log/millrace ]]
+[[ -z $(find /etc/systemd /usr/share /usr/lib/systemd -name '*millrace*' -not -path '*millrace@second*') ]]
+ok "purged: nothing is left"
+echo 'deb: done'
