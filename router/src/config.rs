@@ -180,11 +180,13 @@ pub struct Flows {
     pub rules: RuleCount,
     /// What happens to a packet that no rule matches.
     pub miss: Miss,
+    /// The file of the rules that apply from the start.
+    pub file: Option<PathBuf>,
 }
 
 impl Default for Flows {
     fn default() -> Self {
-        Self { rules: RuleCount(65_536), miss: Miss::Normal }
+        Self { rules: RuleCount(65_536), miss: Miss::Normal, file: None }
     }
 }
 
@@ -407,6 +409,8 @@ impl Config {
             &experimental::FORMS,
         ];
         let mut config: Config = from_toml(file, text, forms)?;
+        let directory = file.parent().unwrap_or(Path::new(""));
+        config.flows.file = config.flows.file.map(|rules| directory.join(rules));
         let paths = mem::take(&mut config.path_settings);
         let sas = sas::SasSettings {
             crypto: config.crypto.take(),
@@ -454,7 +458,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, each with an example.
-const FORMS: [(&str, &str); 15] = [
+const FORMS: [(&str, &str); 16] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"3s\""),
@@ -470,6 +474,7 @@ const FORMS: [(&str, &str); 15] = [
     ("limits.namespaces_per_owner", "namespaces_per_owner = 16"),
     ("flows.rules", "rules = 65536"),
     ("flows.miss", "miss = \"normal\""),
+    ("flows.file", "file = \"/etc/millrace/flows\""),
 ];
 
 /// The key at byte `at`, or that of the value there, with its table: `policing.control_pps`.
@@ -525,6 +530,7 @@ mod tests {
             [flows]
             rules = 1010000
             miss = "drop"
+            file = "/etc/f"
             "#,
         )
         .unwrap();
@@ -535,7 +541,10 @@ mod tests {
         );
         assert_eq!(config.heartbeat.0, Duration::from_secs(1500));
         assert_eq!(config.policing, Policing { exception_pps: Rate(0), control_pps: Rate(10_000) });
-        assert_eq!(config.flows, Flows { rules: RuleCount(1_010_000), miss: Miss::Drop });
+        assert_eq!(
+            config.flows,
+            Flows { rules: RuleCount(1_010_000), miss: Miss::Drop, file: Some("/etc/f".into()) }
+        );
         assert_eq!(parse("").unwrap(), Config::default());
     }
 

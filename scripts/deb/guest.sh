@@ -3,7 +3,7 @@
 # ends it.
 #
 #   client: eth0 ──veth── p1 :host: p2 ──veth── eth0 :server     10.1.0.0/24, 10.2.0.0/24; the host is .1
-set -euo pipefail
+set -Eeuo pipefail
 export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin
 readonly CONFIG=/etc/millrace/millrace.toml
 
@@ -30,23 +30,23 @@ forwarded() { millrace status --json | sed -n 's/^    "forwarded": \([0-9]*\),$/
 lost() { ip netns exec client ping -q -n -i "$2" -c "$1" 10.2.0.2 | awk '/transmitted/ { print $1 - $4 }'; }
 
 make_box() {
-	local name net
-	for name in client:p1:1 server:p2:2; do
-		IFS=: read -r name port net <<<"$name"
+	local host name port net
+	for host in client:p1:1 server:p2:2; do
+		IFS=: read -r name port net <<<"$host"
 		ip netns add "$name"
 		ip link add "$port" type veth peer name eth0 netns "$name"
 		ip -n "$name" link set eth0 up
 		ip -n "$name" addr add "10.$net.0.2/24" dev eth0
 		ip -n "$name" route add default via "10.$net.0.1"
-		ip netns exec "$name" ethtool -K eth0 gro on tx off txvlan off >/dev/null
+		ip netns exec "$name" ethtool -K eth0 tx off tso off gso off txvlan off tx-vlan-stag-hw-insert off gro on >/dev/null
 		ip link set "$port" up
 		ip addr add "10.$net.0.1/24" dev "$port"
-		ethtool -K "$port" gro on rxvlan off >/dev/null 2>&1 || ethtool -K "$port" gro on >/dev/null
+		ethtool -K "$port" gro on >/dev/null
 	done
 	# More devices, for a second instance.
 	ip link add q1 up type veth peer name q2
 	ip link set q2 up
-	sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.p1.rp_filter=0 net.ipv4.conf.p2.rp_filter=0 \
+	sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.p1.rp_filter=0 net.ipv4.conf.p2.rp_filter=0 \
 		net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.all.send_redirects=0
 }
 
@@ -60,7 +60,7 @@ dpkg -i /test/millrace.deb >/dev/null
 [[ $(systemctl is-active millrace || true) == inactive ]]
 ok "installed, and neither enabled nor started"
 
-man -w millrace 8 >/dev/null; man -w millrace-run >/dev/null; man -w 5 millrace.toml >/dev/null
+man -w 8 millrace >/dev/null; man -w millrace-run >/dev/null; man -w 5 millrace.toml >/dev/null
 [[ -e /usr/share/bash-completion/completions/millrace && -d /var/lib/millrace ]]
 not millrace check >/tmp/check
 grep -q 'would not start: no port is given' /tmp/check
@@ -73,7 +73,7 @@ ok "\`check\` accepts the configuration and attaches nothing"
 
 systemctl enable --now -q millrace
 [[ $(systemctl is-active millrace) == active ]]
-is_ready
+until_true is_ready || { millrace status; false; }
 before=$(forwarded)
 [[ $(lost 20 0.1) == 0 ]]
 (($(forwarded) - before >= 30)) || { millrace status; false; }
@@ -115,7 +115,7 @@ ok "upgrade and restart under load: $(cat /tmp/lost) of 3000 packets lost"
 
 sed 's|^ports = .*|ports = ["q1", "q2"]|' $CONFIG >/etc/millrace/second.toml
 systemctl start millrace@second
-is_ready --instance second
+until_true is_ready --instance second
 systemctl reload millrace@second
 ok "a second instance from the template"
 

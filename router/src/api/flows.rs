@@ -76,6 +76,9 @@ pub struct FlowReport {
     pub idle_timeout_s: u16,
     /// 0: none.
     pub hard_timeout_s: u16,
+    /// `send_flow_rem`, `no_packet_counts` and `no_byte_counts`, if they are set.
+    #[serde(default)]
+    pub flags: Vec<String>,
     /// User space executes it, not the kernel plane.
     pub slow: bool,
     /// Why user space executes it.
@@ -136,6 +139,9 @@ pub struct OutputReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowsStatus {
     pub rules: u64,
+    /// The file of the rules that apply from the start, as configured.
+    #[serde(default)]
+    pub file: Option<String>,
     /// Packets go by them; otherwise they are routed.
     pub in_charge: bool,
     /// Why packets do not go by them although there are rules, as a sentence.

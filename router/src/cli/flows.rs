@@ -2,9 +2,13 @@
 
 use super::{LONG_PATIENCE, Output, PATIENCE, percent, print, print_json, said};
 use crate::{
-    api::flows::{Command, FailedLine, FlowReport, FlowsChanged, FlowsRequest},
-    base::instance::Instance,
+    api::{
+        flows::{Command, FailedLine, FlowReport, FlowsChanged, FlowsRequest},
+        status::Status,
+    },
+    base::{guard, instance::Instance},
     daemon::{api::MAX_FLOWS_BYTES, client},
+    switch::file::PORTS,
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -26,7 +30,8 @@ A flow is written as for ovs-ofctl, in quotes:
 A port is a number (`millrace ports`) or a name. `normal` does what happens without rules: Linux's routing,
 with the MAC address of the next hop and a decremented TTL. `output` sends the packet as it is, without
 routing. `local` gives it to the kernel. `miss` of [flows] in the configuration says what happens to packets
-that no rule matches. Rules last until the daemon ends.
+that no rule matches. Rules last until the daemon ends, unless `save` writes them into the file that `file`
+of [flows] names.
 docs/reference/flow-syntax.md lists all fields and actions.";
 
 /// The commands of `millrace flows`.
@@ -40,6 +45,8 @@ pub enum Flows {
     Mod(Mod),
     /// Delete all rules that the match covers; without a match, all rules.
     Del(Del),
+    /// Write all rules into the file from which the daemon takes them at its start (`file` of [flows]).
+    Save(Save),
     /// Show the 40 busiest rules, each second until Ctrl-C.
     Watch(Select),
 }
@@ -100,6 +107,15 @@ pub struct Del {
     output: Output,
 }
 
+#[derive(Debug, Args)]
+pub struct Save {
+    /// Another file than that of the daemon's configuration.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
 impl Flows {
     pub fn is_json(&self) -> bool {
         match self {
@@ -108,6 +124,7 @@ impl Flows {
             Flows::Add(add) => add.output.json,
             Flows::Mod(change) => change.output.json,
             Flows::Del(del) => del.output.json,
+            Flows::Save(save) => save.output.json,
         }
     }
 
@@ -115,6 +132,7 @@ impl Flows {
         match self {
             Flows::List(List { select, why }) => list(instance, &select, why),
             Flows::Watch(select) => watch(instance, &select),
+            Flows::Save(save) => save.run(instance),
             Flows::Add(add) => match &add.file {
                 Some(file) => changed(add.output, &add_file(instance, file)?, Some(file)),
                 None => change(instance, Command::Add, add.flows, add.output),
@@ -130,6 +148,62 @@ impl Flows {
             }
         }
     }
+}
+
+/// What `flows save` did.
+#[derive(Debug, Serialize)]
+struct Saved {
+    file: PathBuf,
+    /// Rules that were written.
+    rules: u64,
+    /// Rules that were not, because they use groups or meters, which a file cannot have.
+    left_out: u64,
+}
+
+impl Save {
+    fn run(self, instance: &Instance) -> Result<()> {
+        let get = |path| client::call(&instance.socket(), "GET", path, None, PATIENCE);
+        let status: Status = get("/status").map_err(|e| said(instance, e))?;
+        let file = self.file.or_else(|| status.flows.file.map(PathBuf::from)).context(
+            "there is no file to save to: set `file` of [flows] in the configuration, or use --file",
+        )?;
+        let ports = status.ports.iter().map(|port| format!(" {}={}", port.number, port.port));
+        let mut text = format!(
+            "# Flow rules of Millrace, written by `millrace flows save`. The numbers of ports must stay:\n{PORTS}{}\n",
+            ports.collect::<String>()
+        );
+        let (mut rules, mut left_out) = (0, 0);
+        each(instance, "", |flow| {
+            let can_be_added = !["group:", "meter:"].iter().any(|word| flow.actions.contains(word));
+            *(if can_be_added { &mut rules } else { &mut left_out }) += 1;
+            if can_be_added {
+                text += &line(&flow);
+            }
+            Ok(())
+        })?;
+        let writing = || format!("cannot write {}", file.display());
+        guard::replace(&file, text.as_bytes()).with_context(writing)?;
+        File::open(&file).and_then(|written| written.sync_all()).with_context(writing)?;
+        if self.output.json {
+            return print_json(&Saved { file, rules, left_out });
+        }
+        let left_out = match left_out {
+            0 => String::new(),
+            n => format!("; left out {n}, which use groups or meters: their controller must add them again"),
+        };
+        print(&format!("saved {rules} to {}{left_out}\n", file.display()))
+    }
+}
+
+/// The rule as a line of a file that can be added.
+fn line(flow: &FlowReport) -> String {
+    let mut words = vec![format!("table={}", flow.table), format!("priority={}", flow.priority)];
+    words.extend((flow.cookie != 0).then(|| format!("cookie={:#x}", flow.cookie)));
+    let timeouts = [("idle_timeout", flow.idle_timeout_s), ("hard_timeout", flow.hard_timeout_s)];
+    words.extend(timeouts.iter().filter(|(_, s)| *s != 0).map(|(name, s)| format!("{name}={s}")));
+    words.extend(flow.flags.iter().cloned());
+    words.extend((!flow.matching.is_empty()).then(|| flow.matching.clone()));
+    format!("{},actions={}\n", words.join(","), flow.actions)
 }
 
 fn change(instance: &Instance, command: Command, flows: Vec<String>, output: Output) -> Result<()> {

@@ -95,6 +95,7 @@ impl Config {
         compare!(changes, Flows, "flows", flows, new.flows,
             rules: false,
             miss: true,
+            file: false,
         );
         compare!(changes, CoresSettings, "cores", cores, new.cores,
             policy: steady,

@@ -142,10 +142,11 @@ fn the_page_has_all_keys_with_their_values_and_defaults() {
 }
 
 /// Values of keys for which the page has no example.
-const MORE: [(&str, &str); 16] = [
+const MORE: [(&str, &str); 17] = [
     ("ports", "[\"a\"]"),
     ("routers", "[\"a\"]"),
     ("sas_later", "[]"),
+    ("flows.file", "\"/a\""),
     ("cores.allowed", "\"1\""),
     ("cores.high", "90"),
     ("cores.low", "60"),

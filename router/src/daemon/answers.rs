@@ -101,6 +101,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             neighbours: sum(|r| r.neighbours),
             flows: FlowsStatus {
                 rules: gauge.rules.load(Relaxed),
+                file: self.config.flows.file.as_ref().map(|file| file.display().to_string()),
                 in_charge: self.flows.rules.is_some(),
                 why_not: gauge.why_not().clone(),
                 cache_hits,

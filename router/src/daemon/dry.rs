@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     linux::{ethtool, multipath::MultipathKeys, observer::Waker},
     plane::{self, Counters, Mode, Plane, Settings},
-    switch::seam::SwitchEnd,
+    switch::{self, seam::SwitchEnd},
     user_plane::{running::UserPlane, seam::Device},
 };
 use anyhow::{Result, anyhow, bail};
@@ -53,6 +53,7 @@ fn start<O: Observe>(
 ) -> Result<()> {
     privileges::check_kernel()?;
     start::check(&config)?;
+    switch::file::check(&config)?;
     let multipath_keys = MultipathKeys::read(config.ecmp);
     // As the daemon: what it could not do with fewer rights fails here, too.
     privileges::reduce()?;
@@ -63,7 +64,7 @@ fn start<O: Observe>(
     let kernel =
         DryKernel { generic_allowed: config.generic, ours, modes: BTreeMap::new(), notes: BTreeMap::new() };
     let (_orders, ordered) = channel();
-    let switch = SwitchEnd { orders: ordered, tell: Box::new(|_| ()), gauge: Arc::default() };
+    let switch = SwitchEnd { orders: ordered, tell: Box::new(|_| ()), gauge: Arc::default(), loaded: None };
     let conditions = Conditions::default();
     let control = Control::start(config, instance.clone(), kernel, observer, switch, None, conditions)?;
     (report.ports, report.routers, report.firewall) =

@@ -311,9 +311,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if let Some(why) = control.paths.as_ref().and_then(|paths| paths.condition.as_ref()) {
             bail!("{why}");
         }
+        control.trust_ports(started);
+        control.take_rules_of_file()?;
         control.follow_paths_unattached();
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;
+        control.report_rules_of_file();
         control.follow_tables();
         control.want_paths();
         control.wait_for_paths();

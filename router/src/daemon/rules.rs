@@ -4,13 +4,14 @@
 use super::{
     Control,
     seam::{FastPath, Kernel, Observe},
+    world::PortState,
 };
 use crate::{
     plane::Mode,
     switch::seam::{SwitchEnd, SwitchMessage, SwitchPath, SwitchPort},
     user_plane::seam::UserPlane,
 };
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use logic::{net::Mac, paths::PathId};
 use std::time::Duration;
 
@@ -65,7 +66,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             (self.flows.end.tell)(SwitchMessage::InCharge(done));
         }
-        let ports = self.switch_ports();
+        let ports = self.switch_ports(|port| port.attached);
         self.flows.report_ports(ports);
         if let Some(paths) = &self.paths {
             self.flows.report_paths(self.config.paths.len(), &paths.plane, self.kernel.now());
@@ -89,14 +90,40 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(self.flows.rules.is_some())
     }
 
-    fn switch_ports(&self) -> Vec<SwitchPort> {
-        let port = |(id, port): (&_, &super::world::PortState)| {
-            let device = port.device.as_ref();
-            let link = device.and_then(|d| self.world.mirror.link(d.namespace, d.ifindex));
+    /// Puts the rules of the configured file in charge of the program that is about to be attached. Call it when the ports are
+    /// known, and attached ports have their transmit slots.
+    ///
+    /// # Errors
+    /// A rule of the file cannot be used.
+    pub(super) fn take_rules_of_file(&mut self) -> Result<()> {
+        let Some(loaded) = self.flows.end.loaded.take() else { return Ok(()) };
+        // Rules that send to a port must not lose packets in the moment after it is attached.
+        let ports = self.switch_ports(PortState::wanted);
+        self.flows.report_ports(ports);
+        let ended = || anyhow!("the thread of flow rules has ended");
+        if loaded.recv().map_err(|_| ended())?.map_err(|why| anyhow!(why))? {
+            self.flows.rules = self.flows.end.orders.recv().map_err(|_| ended())?;
+            self.generation.plane.set_rules(self.flows.rules.as_ref())?;
+        }
+        Ok(())
+    }
+
+    /// Reports to the switch thread that the rules of the configured file are in charge.
+    pub(super) fn report_rules_of_file(&mut self) {
+        if self.flows.rules.is_some() {
+            (self.flows.end.tell)(SwitchMessage::InCharge(Ok(true)));
+        }
+        self.follow_switch();
+    }
+
+    /// `device`: the index of a port's device, if rules may send to it.
+    fn switch_ports(&self, device: impl Fn(&PortState) -> Option<u32>) -> Vec<SwitchPort> {
+        let port = |(id, port): (&_, &PortState)| {
+            let link = port.device.as_ref().and_then(|d| self.world.mirror.link(d.namespace, d.ifindex));
             SwitchPort {
                 id: *id,
                 name: port.name.clone(),
-                ifindex: port.attached.filter(|_| port.up.is_some()),
+                ifindex: device(port).filter(|_| port.up.is_some()),
                 up: port.up == Some(true),
                 carrier: link.is_some_and(|link| link.carrier),
                 mac: link.map_or(Mac::default(), |link| link.mac),

@@ -82,24 +82,35 @@ pub fn apply<M: FlowMemory>(
 ) -> FlowsChanged {
     let names = names(ports, agent.flows().tables().paths());
     let names = Names::of(&names);
-    let lines = (request.first_line..).zip(request.flows.lines());
-    let lines = lines.filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
+    let lines = (request.first_line..).zip(request.flows.lines()).filter(|(_, line)| is_flow(line));
     let mut report = FlowsChanged::default();
     for (line, text) in lines {
-        let (command, flow) = command_of(text, request.command);
-        let done = match text::parse_flow_named(flow, command, names) {
-            Ok(flow) => apply_one(agent, &flow, now_ms, &mut report).map_err(|refused| match refused {
+        let done = read(text, request.command, names).and_then(|flow| {
+            apply_one(agent, &flow, now_ms, &mut report).map_err(|refused| match refused {
                 Refused::TableFull => full(agent.flows().tables().len(), most_rules),
                 refused => explained(refused, &flow, ports, agent.flows().tables().paths()),
-            }),
-            Err(bad) => Err(unread(bad, text)),
-        };
+            })
+        });
         if let Err(why) = done {
             report.failed = Some(FailedLine { line, flow: text.trim().into(), why });
             break;
         }
     }
     report
+}
+
+/// Is this a line with a flow? Other lines are empty, or comments.
+pub fn is_flow(line: &str) -> bool {
+    !line.trim().is_empty() && !line.trim_start().starts_with('#')
+}
+
+/// Reads a line. `otherwise`: the command of a line that begins with none.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn read(line: &str, otherwise: Command, names: Names<'_>) -> Result<FlowMod, String> {
+    let (command, flow) = command_of(line, otherwise);
+    text::parse_flow_named(flow, command, names).map_err(|bad| unread(bad, line))
 }
 
 fn apply_one<M: FlowMemory>(

@@ -112,6 +112,7 @@ fn report<M: FlowMemory>(agent: &mut Agent<M>, id: RuleId, now_ms: u64) -> Optio
         idle_s: now_ms.saturating_sub(used_ms) / 1000,
         idle_timeout_s: flow.idle_timeout,
         hard_timeout_s: flow.hard_timeout,
+        flags: text::kept_flags(flow.flags).into_iter().map(String::from).collect(),
         slow,
         why: slow.then(|| {
             why_slow(&flow.instructions, flows.deaf())

@@ -13,6 +13,7 @@
 //! | `controllers.rs` | the report about controllers, for clients |
 //! | `slow.rs` | packets that user space forwards |
 //! | `explain.rs` | explaining what rules do with a packet |
+//! | `file.rs` | rules that apply from the start |
 //! | `listing.rs` | listing rules for clients, some at a time |
 //! | `proxied.rs` | flow-mods that come through another switch |
 //! | `net/` | connections to controllers, as bytes without OpenFlow |
@@ -29,6 +30,7 @@ mod choosing;
 pub mod controllers;
 mod device;
 mod explain;
+pub mod file;
 mod handle;
 mod listing;
 pub mod machine;
@@ -50,11 +52,12 @@ use crate::{
     plane::{FlowMaps, Grace},
     switch::seam::{Gauge, SwitchEnd, SwitchMessage, SwitchPort},
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use change::Change;
 use charge::Charge;
 use controllers::ControllersReport;
 use device::{Counted, Devices};
+use file::Loading;
 use listing::Listings;
 use net::{NetEvent, Network};
 use proxied::ProxiedFrame;
@@ -116,6 +119,8 @@ struct Switch {
     /// `None`: no controllers are configured.
     network: Option<Network>,
     devices: Devices,
+    /// Rules that wait for the ports.
+    loading: Option<Loading>,
     /// Events that wait until the control loop has sent the ports; `None`: it has.
     early: Option<Vec<Event>>,
     /// Shows the maps of rules to the API.
@@ -146,6 +151,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         proxied::listen(to.clone())?;
     }
     let reader = Reader::start(to.clone(), gauge.clone())?;
+    let (loading, loaded) = config.flows.file.as_deref().map(Loading::begin).transpose()?.unzip();
     let shown_maps = Arc::<OnceLock<_>>::default();
     let switch = Switch {
         events,
@@ -154,6 +160,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         config: config.clone(),
         network,
         devices: Devices::default(),
+        loading,
         early: Some(Vec::new()),
         shown_maps: shown_maps.clone(),
         held: VecDeque::new(),
@@ -175,7 +182,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         .context("starting the switch thread")?;
     let tell_to = to.clone();
     let tell = Box::new(move |message| drop(tell_to.send(Event::Message(message))));
-    Ok((Handle::new(to, shown_maps), SwitchEnd { orders: ordered, tell, gauge }))
+    Ok((Handle::new(to, shown_maps), SwitchEnd { orders: ordered, tell, gauge, loaded }))
 }
 
 /// Does this configuration need rules from the start? Misses and controllers do.
@@ -352,6 +359,11 @@ impl Switch {
         if let Some(rules) = &mut self.rules {
             rules.set_ports(&self.devices);
         }
+        if let Some(loading) = self.loading.take() {
+            let done = self.load(&loading);
+            // It does no harm if the daemon is ending.
+            let _ = loading.done.send(done.map_err(|error| format!("{error:#}")));
+        }
         let Some(early) = self.early.take() else { return };
         if needs_rules(&self.config)
             && let Err(error) = self.rules()
@@ -359,6 +371,13 @@ impl Switch {
             tracing::error!("{}", error.text);
         }
         early.into_iter().for_each(|event| self.take(event));
+    }
+
+    /// Adds the rules of the configured file. Returns whether they are to be put in charge.
+    fn load(&mut self, loading: &Loading) -> Result<bool> {
+        let (rules, devices) = self.rules().map_err(|error| anyhow!("{}", error.text))?;
+        rules.load(loading, devices)?;
+        Ok(rules.agent.wants_rules())
     }
 
     /// The rules, and what they are about. The first call makes their maps.

@@ -6,12 +6,14 @@ use super::{
     charge::STANDS_ALONE,
     choosing,
     device::{self, Counted, Devices},
+    file::Loading,
     machine,
     net::Network,
     now_ms,
     slow::Exits,
 };
 use crate::{
+    api::flows::{FailedLine, FlowsRequest},
     base::clock::monotonic,
     config::{self, Config, DaemonPath},
     cores::handle::CoresHandle,
@@ -237,6 +239,21 @@ impl Rules {
             // It does no harm if the client is gone.
             let _ = change.reply.send(Ok(report));
         }
+    }
+
+    /// Adds the rules of a file, before any packet obeys rules.
+    ///
+    /// # Errors
+    /// A line cannot be read or used.
+    pub fn load(&mut self, file: &Loading, devices: &Devices) -> Result<()> {
+        let ports = &devices.ports;
+        file.check_ports(|name| ports.iter().find(|port| port.name == name).map(number))?;
+        // Rules may send to ports whose devices come later.
+        self.agent.set_ports(ports.iter().map(info).collect());
+        let request = FlowsRequest { flows: file.text.clone(), first_line: 1, ..FlowsRequest::default() };
+        let report = change::apply(&mut self.agent, &request, ports, self.most_rules, now_ms());
+        self.set_ports(devices);
+        report.failed.map_or(Ok(()), |FailedLine { line, flow, why }| Err(file.wrong(line, &flow, &why)))
     }
 
     /// Answers the changes that packets obey, if the right program is attached (`obeys`), or that failed.

@@ -15,6 +15,9 @@ pub struct SwitchEnd<R> {
     /// Sends a message to the switch thread. It never waits.
     pub tell: Box<dyn Fn(SwitchMessage) + Send>,
     pub gauge: Arc<Gauge>,
+    /// Whether the rules of the configured file are to be put in charge, which is then an order, or why they cannot be used. The
+    /// answer comes after the first ports. `None`: there is no file.
+    pub loaded: Option<Receiver<Result<bool, String>>>,
 }
 
 /// The counters of the switch thread, for `millrace status`.

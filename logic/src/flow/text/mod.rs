@@ -393,6 +393,12 @@ impl fmt::Display for FlowText<'_> {
     }
 }
 
+/// The flags that a rule keeps, as words.
+pub fn kept_flags(flags: FlowFlags) -> Vec<&'static str> {
+    let kept = FlowFlags { check_overlap: false, reset_counts: false, ..flags };
+    flag_names(kept).into_iter().filter(|(set, _)| *set).map(|(_, name)| name).collect()
+}
+
 fn flag_names(flags: FlowFlags) -> [(bool, &'static str); 5] {
     [
         (flags.send_removed, "send_flow_rem"),

@@ -91,6 +91,7 @@ fn sample() -> Status {
         neighbours: 5,
         flows: FlowsStatus {
             rules: 3,
+            file: None,
             in_charge: true,
             why_not: None,
             cache_hits: 90,

@@ -554,7 +554,7 @@ fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
     let (orders_to, orders) = channel();
     let messages = linux.0.messages.clone();
     let tell = Box::new(move |what| messages.lock().unwrap().push(what));
-    (orders_to, SwitchEnd { orders, tell, gauge: Arc::default() })
+    (orders_to, SwitchEnd { orders, tell, gauge: Arc::default(), loaded: None })
 }
 
 /// Spreading of packets by the classifier's NIC, without placing of queues.

@@ -34,6 +34,45 @@ fn rules_are_put_in_charge_survive_growth_and_are_taken_out() {
     assert!(!case.status().flows.in_charge);
 }
 
+/// Starts with a file of rules, which the switch thread has read.
+fn start_from_file(linux: &Linux, loaded: Result<bool, String>) -> Result<Case> {
+    let directory = tempfile::tempdir()?;
+    let instance = Instance::under(directory.path(), None);
+    let (orders, mut switch) = switch(linux);
+    let (answer, of_file) = channel();
+    switch.loaded = Some(of_file);
+    if loaded == Ok(true) {
+        orders.send(Some(7))?;
+    }
+    answer.send(loaded)?;
+    let (own, conditions) = (linux.clone(), Conditions::default());
+    let control = Control::start(config(), instance, own.clone(), own, switch, None, conditions)?;
+    Ok(Case { linux: linux.clone(), control, orders, _directory: directory })
+}
+
+#[test]
+fn rules_of_a_file_are_in_charge_from_the_first_packet_on() {
+    let mut case = start_from_file(&linux(), Ok(true)).unwrap();
+    assert_eq!(rules_of(&case), [Some(7)]);
+    let messages = messages(&case);
+    let SwitchMessage::Ports(first) = &messages[0] else { panic!("{messages:?}") };
+    assert_eq!(first.iter().map(|port| port.ifindex).collect::<Vec<_>>(), [Some(1), Some(2)]);
+    assert_eq!(messages[1], SwitchMessage::InCharge(Ok(true)));
+    assert!(case.status().flows.in_charge);
+
+    // A file without rules, or a fail mode in which they do not apply.
+    let case = start_from_file(&linux(), Ok(false)).unwrap();
+    assert_eq!(rules_of(&case), [None]);
+}
+
+#[test]
+fn a_file_of_rules_that_cannot_be_used_keeps_the_daemon_from_attaching() {
+    let linux = linux();
+    let refused = start_from_file(&linux, Err("flows:3: no".into())).err().map(|error| error.to_string());
+    assert_eq!(refused.as_deref(), Some("flows:3: no"));
+    assert!(linux.0.attached.borrow().is_empty() && linux.0.running.borrow().is_empty());
+}
+
 #[test]
 fn a_failure_to_load_rules_is_reported_and_changes_nothing() {
     let mut case = start();

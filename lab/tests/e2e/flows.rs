@@ -1,0 +1,231 @@
+//! Flow rules in a file: they apply from the first packet of the daemon on, and survive it.
+
+use crate::{
+    bed::{Bed, ping, run},
+    connections::udp,
+    daemon::{Daemon, Leftovers, eventually_true},
+};
+use std::{
+    fs,
+    net::UdpSocket,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// A configuration, and the file of flow rules beside it.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(bed: &Bed, rules: &str) -> Files {
+        let files = Files(std::env::temp_dir().join(format!("{}-flows", bed.name)));
+        fs::create_dir_all(&files.0).unwrap();
+        fs::write(files.0.join("rules"), rules).unwrap();
+        files.configure("\"p1\", \"p2\"");
+        files
+    }
+
+    fn configure(&self, ports: &str) {
+        let text = format!("ports = [{ports}]\nheartbeat = \"60s\"\n[flows]\nfile = \"rules\"\n");
+        fs::write(self.config(), text).unwrap();
+    }
+
+    fn config(&self) -> PathBuf {
+        self.0.join("millrace.toml")
+    }
+
+    fn rules(&self) -> String {
+        fs::read_to_string(self.0.join("rules")).unwrap()
+    }
+
+    fn launch(&self, bed: &Bed) -> Daemon {
+        Daemon::launch(&bed.the_box, &bed.name, &["--config", self.config().to_str().unwrap()])
+    }
+
+    fn start(&self, bed: &Bed) -> Daemon {
+        Daemon::start(&bed.the_box, &bed.name, &["--config", self.config().to_str().unwrap()])
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Sends numbered packets from the client to the server, a thousand a second, and counts what arrives.
+struct Stream {
+    ends: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+    arrived: Arc<AtomicU64>,
+}
+
+impl Stream {
+    fn start(bed: &Bed, port: u16) -> Stream {
+        let from = udp(&bed.client, "10.8.1.2:0");
+        let to: UdpSocket = udp(&bed.server, &format!("10.8.2.2:{port}"));
+        to.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let ends = Arc::<AtomicBool>::default();
+        let [sent, arrived] = [(); 2].map(|()| Arc::<AtomicU64>::default());
+        let (end, count) = (ends.clone(), sent.clone());
+        let sender = thread::spawn(move || {
+            while !end.load(Relaxed) {
+                let number = count.fetch_add(1, Relaxed);
+                let _ = from.send_to(&number.to_be_bytes(), format!("10.8.2.2:{port}"));
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let (end, count) = (ends.clone(), arrived.clone());
+        let receiver = thread::spawn(move || {
+            while !end.load(Relaxed) {
+                if to.recv(&mut [0; 64]).is_ok() {
+                    count.fetch_add(1, Relaxed);
+                }
+            }
+        });
+        Stream { ends, sent, threads: vec![sender, receiver], arrived }
+    }
+
+    fn arrived(&self) -> u64 {
+        self.arrived.load(Relaxed)
+    }
+
+    /// Waits until this many more are sent.
+    fn go_on(&self, packets: u64) {
+        let end = self.sent.load(Relaxed) + packets;
+        eventually_true("packets to be sent", || self.sent.load(Relaxed) >= end);
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.ends.store(true, Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// What a rule drops never passes again: not when a daemon starts, is killed, leaves, or takes over.
+#[test]
+#[ignore = "needs root"]
+fn a_drop_rule_of_a_file_holds_across_restarts_and_kills() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let files = Files::new(&bed, "# no discard service\nudp,tp_dst=9,actions=drop\n");
+    let (dropped, other) = (Stream::start(&bed, 9), Stream::start(&bed, 10));
+    eventually_true("Linux to forward", || dropped.arrived() > 20 && other.arrived() > 20);
+    let mut daemon = files.start(&bed);
+    daemon.until("the rule to be in charge", |status| status["flows"]["in_charge"] == true);
+    // Those that were on their way.
+    dropped.go_on(100);
+    let passed = dropped.arrived();
+    daemon.kill();
+    dropped.go_on(300);
+    let daemon = files.start(&bed);
+    dropped.go_on(300);
+    daemon.leave();
+    dropped.go_on(300);
+    let daemon = files.start(&bed);
+    daemon.kill();
+    let daemon = files.start(&bed);
+    dropped.go_on(300);
+    assert_eq!(daemon.ask(&["flows", "list"]).as_array().unwrap().len(), 1);
+    assert_eq!(dropped.arrived(), passed, "a packet passed the rule");
+    let before = other.arrived();
+    eventually_true("other packets to pass", || other.arrived() > before + 100);
+    daemon.stop();
+    eventually_true("Linux to forward again", || dropped.arrived() > passed + 20);
+}
+
+/// The rule is in force when the program is attached: the first packet of the daemon obeys it.
+#[test]
+#[ignore = "needs root"]
+fn a_rule_that_sends_to_a_port_loses_nothing_when_daemons_take_over() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    // eth0@if3 UP 02:00:00:00:00:01 <...>
+    let link = run(&bed.server, "ip -br link show dev eth0");
+    let server = link.split_whitespace().nth(2).unwrap().to_owned();
+    let rules = format!("in_port=p1,udp,tp_dst=11,actions=mod_dl_dst:{server},output:p2\n");
+    let files = Files::new(&bed, &rules);
+    let stream = Stream::start(&bed, 11);
+    eventually_true("Linux to forward", || stream.arrived() > 20);
+    let mut daemon = files.start(&bed);
+    daemon.until("the rule to be in charge", |status| status["flows"]["in_charge"] == true);
+    let lost = |stream: &Stream| {
+        // The last ones may be on their way.
+        stream.go_on(50);
+        eventually_true("the rest to arrive", || stream.sent.load(Relaxed) - stream.arrived() < 1000);
+        stream.sent.load(Relaxed) - stream.arrived()
+    };
+    let before = lost(&stream);
+    for _ in 0..3 {
+        daemon.leave();
+        stream.go_on(100);
+        daemon = files.start(&bed);
+        stream.go_on(100);
+    }
+    let flows = daemon.ask(&["flows", "list"]);
+    assert!(flows[0]["packets"].as_u64().unwrap() > 50, "{flows:#}");
+    let after = lost(&stream);
+    assert!(after <= before + 3, "{before} were missing before, {after} after");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rules_are_saved_and_a_file_that_cannot_be_used_is_refused() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let files = Files::new(&bed, "");
+    let daemon = files.start(&bed);
+    let flows = [
+        "table=1,priority=7,cookie=0x2a,idle_timeout=600,send_flow_rem,udp,tp_dst=9,actions=drop",
+        "in_port=p2,ip,nw_src=10.9.0.0/16,actions=mod_nw_dst:10.8.2.2,normal",
+        "priority=1,ipv6,actions=output:p1",
+        "actions=normal",
+    ];
+    daemon.millrace(&[&["flows", "add"], &flows[..]].concat());
+    let saved = daemon.ask(&["flows", "save"]);
+    assert_eq!((&saved["rules"], &saved["left_out"]), (&4.into(), &0.into()), "{saved}");
+    assert!(files.rules().contains("\n# ports: 1=p1 2=p2\n"), "{}", files.rules());
+    let listed = |daemon: &Daemon| {
+        let mut list = daemon.ask(&["flows", "list"]);
+        for flow in list.as_array_mut().unwrap() {
+            for counted in ["packets", "bytes", "age_s", "idle_s"] {
+                flow.as_object_mut().unwrap().remove(counted);
+            }
+        }
+        list
+    };
+    let before = listed(&daemon);
+    assert_eq!(before.as_array().unwrap().len(), 4);
+    daemon.leave();
+    let daemon = files.start(&bed);
+    assert_eq!(listed(&daemon), before);
+    assert_eq!(daemon.ask(&["status"])["flows"]["in_charge"], true);
+
+    // The ports change places, a rule is wrong, the file is gone: each time the program of the old daemon goes on.
+    daemon.leave();
+    let rules = files.rules();
+    let refused = |part: &str| {
+        let words = files.launch(&bed).refused();
+        assert!(words.contains(part), "{part}: {words}");
+        let links = run(&bed.the_box, "ip -d link show p1");
+        assert!(links.contains("xdp"), "{links}");
+    };
+    files.configure("\"p2\", \"p1\"");
+    refused("rules:2: port p1 had number 1 when the rules were saved, and has number 2 now");
+    files.configure("\"p1\", \"p2\"");
+    fs::write(files.0.join("rules"), format!("{rules}udp,actions=output:7\n")).unwrap();
+    refused("rules:7: \"udp,actions=output:7\": ");
+    fs::remove_file(files.0.join("rules")).unwrap();
+    refused("cannot read the flow rules of flows.file");
+    fs::write(files.0.join("rules"), rules).unwrap();
+    let daemon = files.start(&bed);
+    assert_eq!(listed(&daemon), before);
+    ping(&bed.client, "10.8.2.2", 5);
+}
