@@ -7,7 +7,7 @@ ROUNDS ?= 2000
 # Times as many cases of the other random tests as in `make test`.
 CASES ?= 20
 
-.PHONY: help setup build release deb check test test-root soak test-vm test-deb test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
+.PHONY: help setup build release deb image check test test-root soak test-vm test-deb test-image test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -45,6 +45,10 @@ deb: ## the Debian package and its debug symbols, in target/deb, checked by lint
 	  --changes-file=target/deb/millrace.changes
 	lintian --fail-on error,warning --tag-display-limit 0 target/deb/millrace.changes
 
+image: deb ## an OCI image of the package, target/image/millrace.tar; root
+	@scripts/setup.sh image
+	scripts/image.sh
+
 check: ## formatting, prose, and the tests that need no root
 	@scripts/setup.sh build
 	cargo fmt --all --check
@@ -76,6 +80,9 @@ test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRA
 test-deb: deb ## install, upgrade, remove and purge the package on Debian 12 and 13 with systemd, in virtual machines (ARGS='bookworm')
 	@scripts/setup.sh test-deb
 	scripts/test-deb.sh $(ARGS)
+
+test-image: image ## unpack the image and forward packets with it; root
+	scripts/test-image.sh
 
 test-openflow: setup ## ovs-ofctl, os-ken's controllers and its switch test suite against Millrace (ARGS='ofctl'); root
 	cargo build --package millrace

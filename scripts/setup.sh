@@ -6,6 +6,7 @@
 #   setup.sh test    as demo, and for tests and bench (default)
 #   setup.sh vm      as test, and for the virtual machine of `make test-vm`
 #   setup.sh deb     as build, and for the package of `make deb`
+#   setup.sh image   as deb, and for the OCI image of `make image`
 #   setup.sh test-deb  as deb, and for the virtual machines of `make test-deb`
 set -eu
 
@@ -30,8 +31,9 @@ demo) wanted="$build $demo" ;;
 test) wanted="$build $demo $run" ;;
 vm) wanted="$build $demo $run $vm" ;;
 deb) wanted="$build $deb" ;;
+image) wanted="$build $demo $deb mmdebstrap umoci python3" ;;
 test-deb) wanted="$build $deb mmdebstrap e2fsprogs qemu-system-x86" ;;
-*) echo "usage: $0 [build|fuzz|demo|test|vm|deb|test-deb]" >&2; exit 2 ;;
+*) echo "usage: $0 [build|fuzz|demo|test|vm|deb|image|test-deb]" >&2; exit 2 ;;
 esac
 
 as_root() {
@@ -111,7 +113,7 @@ if [ -n "$missing" ]; then
 fi
 
 case $what in
-demo | test | vm) needs_bpffs=true ;;
+demo | test | vm | image) needs_bpffs=true ;;
 *) needs_bpffs=false ;;
 esac
 if $needs_bpffs && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then

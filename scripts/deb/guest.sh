@@ -64,7 +64,7 @@ man -w 8 millrace >/dev/null; man -w millrace-run >/dev/null; man -w 5 millrace.
 [[ -e /usr/share/bash-completion/completions/millrace && -d /var/lib/millrace ]]
 not millrace check >/tmp/check
 grep -q 'would not start: no port is given' /tmp/check
-ok "manuals, completions, directories; \`check\` says that ports are missing"
+ok "man pages, completions, directories; \`check\` says that ports are missing"
 
 sed -i 's|^#ports = .*|ports = ["p1", "p2"]|; s|^#heartbeat = .*|heartbeat = "30s"|' $CONFIG
 millrace check >/tmp/check || { cat /tmp/check; false; }

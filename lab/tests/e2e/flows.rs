@@ -63,6 +63,8 @@ struct Stream {
     sent: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
     arrived: Arc<AtomicU64>,
+    /// Packets before the last that arrived that did not arrive.
+    missing: Arc<AtomicU64>,
 }
 
 impl Stream {
@@ -71,7 +73,7 @@ impl Stream {
         let to: UdpSocket = udp(&bed.server, &format!("10.8.2.2:{port}"));
         to.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let ends = Arc::<AtomicBool>::default();
-        let [sent, arrived] = [(); 2].map(|()| Arc::<AtomicU64>::default());
+        let [sent, arrived, missing] = [(); 3].map(|()| Arc::<AtomicU64>::default());
         let (end, count) = (ends.clone(), sent.clone());
         let sender = thread::spawn(move || {
             while !end.load(Relaxed) {
@@ -80,19 +82,28 @@ impl Stream {
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        let (end, count) = (ends.clone(), arrived.clone());
+        let (end, count, gaps) = (ends.clone(), arrived.clone(), missing.clone());
         let receiver = thread::spawn(move || {
+            let mut number = [0; 8];
             while !end.load(Relaxed) {
-                if to.recv(&mut [0; 64]).is_ok() {
-                    count.fetch_add(1, Relaxed);
+                if to.recv(&mut number).is_ok() {
+                    let arrived = count.fetch_add(1, Relaxed) + 1;
+                    gaps.store((u64::from_be_bytes(number) + 1).saturating_sub(arrived), Relaxed);
                 }
             }
         });
-        Stream { ends, sent, threads: vec![sender, receiver], arrived }
+        Stream { ends, sent, threads: vec![sender, receiver], arrived, missing }
     }
 
     fn arrived(&self) -> u64 {
         self.arrived.load(Relaxed)
+    }
+
+    /// Of those sent until now, how many did not arrive?
+    fn missing(&self) -> u64 {
+        let sent = self.sent.load(Relaxed);
+        eventually_true("later packets to arrive", || self.arrived() + self.missing.load(Relaxed) > sent);
+        self.missing.load(Relaxed)
     }
 
     /// Waits until this many more are sent.
@@ -156,13 +167,7 @@ fn a_rule_that_sends_to_a_port_loses_nothing_when_daemons_take_over() {
     eventually_true("Linux to forward", || stream.arrived() > 20);
     let mut daemon = files.start(&bed);
     daemon.until("the rule to be in charge", |status| status["flows"]["in_charge"] == true);
-    let lost = |stream: &Stream| {
-        // The last ones may be on their way.
-        stream.go_on(50);
-        eventually_true("the rest to arrive", || stream.sent.load(Relaxed) - stream.arrived() < 1000);
-        stream.sent.load(Relaxed) - stream.arrived()
-    };
-    let before = lost(&stream);
+    let before = stream.missing();
     for _ in 0..3 {
         daemon.leave();
         stream.go_on(100);
@@ -171,8 +176,7 @@ fn a_rule_that_sends_to_a_port_loses_nothing_when_daemons_take_over() {
     }
     let flows = daemon.ask(&["flows", "list"]);
     assert!(flows[0]["packets"].as_u64().unwrap() > 50, "{flows:#}");
-    let after = lost(&stream);
-    assert!(after <= before + 3, "{before} were missing before, {after} after");
+    assert_eq!(stream.missing(), before);
 }
 
 #[test]

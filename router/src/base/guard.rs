@@ -79,7 +79,8 @@ pub fn read_ours(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Writes a file, completely or not at all. It never writes into a file that others have put there.
+/// Writes a file, completely or not at all, even if the machine fails meanwhile. It never writes into a file that others have put
+/// there.
 ///
 /// # Errors
 /// The file cannot be written; the old content remains.
@@ -90,7 +91,7 @@ pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     let _ = fs::remove_file(&new);
     let mut options = File::options();
     let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
-    let placed = file.write_all(text).and_then(|()| fs::rename(&new, path));
+    let placed = file.write_all(text).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&new, path));
     if placed.is_err() {
         let _ = fs::remove_file(&new);
     }

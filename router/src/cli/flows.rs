@@ -30,8 +30,8 @@ A flow is written as for ovs-ofctl, in quotes:
 A port is a number (`millrace ports`) or a name. `normal` does what happens without rules: Linux's routing,
 with the MAC address of the next hop and a decremented TTL. `output` sends the packet as it is, without
 routing. `local` gives it to the kernel. `miss` of [flows] in the configuration says what happens to packets
-that no rule matches. Rules last until the daemon ends, unless `save` writes them into the file that `file`
-of [flows] names.
+that no rule matches. Rules last until the daemon ends, unless `save` writes them to the file that the daemon
+reads at its start (`file` of [flows]).
 docs/reference/flow-syntax.md lists all fields and actions.";
 
 /// The commands of `millrace flows`.
@@ -45,7 +45,7 @@ pub enum Flows {
     Mod(Mod),
     /// Delete all rules that the match covers; without a match, all rules.
     Del(Del),
-    /// Write all rules into the file from which the daemon takes them at its start (`file` of [flows]).
+    /// Save the rules to the file that the daemon reads at its start (`file` of [flows]), except those with groups or meters.
     Save(Save),
     /// Show the 40 busiest rules, each second until Ctrl-C.
     Watch(Select),
@@ -109,7 +109,7 @@ pub struct Del {
 
 #[derive(Debug, Args)]
 pub struct Save {
-    /// Another file than that of the daemon's configuration.
+    /// Save to this file instead of the configured one.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -169,7 +169,7 @@ impl Save {
         )?;
         let ports = status.ports.iter().map(|port| format!(" {}={}", port.number, port.port));
         let mut text = format!(
-            "# Flow rules of Millrace, written by `millrace flows save`. The numbers of ports must stay:\n{PORTS}{}\n",
+            "# Flow rules of Millrace, written by `millrace flows save`. The ports must keep these numbers:\n{PORTS}{}\n",
             ports.collect::<String>()
         );
         let (mut rules, mut left_out) = (0, 0);
@@ -183,15 +183,17 @@ impl Save {
         })?;
         let writing = || format!("cannot write {}", file.display());
         guard::replace(&file, text.as_bytes()).with_context(writing)?;
-        File::open(&file).and_then(|written| written.sync_all()).with_context(writing)?;
+        // Now a power failure cannot bring the old file back.
+        let directory = file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        File::open(directory).and_then(|directory| directory.sync_all()).with_context(writing)?;
         if self.output.json {
             return print_json(&Saved { file, rules, left_out });
         }
         let left_out = match left_out {
             0 => String::new(),
-            n => format!("; left out {n}, which use groups or meters: their controller must add them again"),
+            n => format!("; left out {n} with groups or meters, which their controller must add again"),
         };
-        print(&format!("saved {rules} to {}{left_out}\n", file.display()))
+        print(&format!("saved {rules} rules to {}{left_out}\n", file.display()))
     }
 }
 

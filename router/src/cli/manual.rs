@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_link_the_name_stays() {
+    fn a_link_becomes_its_name() {
         assert_eq!(unlinked("see [a.md](../a.md#b) and [`c`](d), x[0]"), "see a.md and `c`, x[0]");
         assert_eq!(unlinked("no [link] here](x"), "no [link] here](x");
     }

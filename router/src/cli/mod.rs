@@ -85,7 +85,7 @@ enum Command {
     /// Start the daemon and forward between ports, in the foreground.
     #[command(after_help = run::HELP)]
     Run(run::Run),
-    /// Show whether the daemon would start, and what it would not make fast. This changes nothing.
+    /// Show whether the daemon would start, and what it would leave to Linux, without changing anything.
     #[command(after_help = run::CHECK_HELP)]
     Check(run::Check),
     /// Show the overall state: ports, routers, packets, reasons for packets not forwarded, tables, paths.
@@ -514,7 +514,7 @@ fn stop_all(output: Output) -> Result<ExitCode> {
             lines.collect::<String>()
         };
         let text: String = all.iter().map(lines).collect();
-        if text.is_empty() { "nothing to do: no instance has left anything\n".into() } else { text }
+        if text.is_empty() { "nothing to do: no instance runs or has left anything behind\n".into() } else { text }
     })?;
     let failed = stopped.iter().any(|one| one.error.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

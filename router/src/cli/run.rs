@@ -59,7 +59,7 @@ pub(super) const CHECK_HELP: &str = "\
 The command takes the options of `millrace run`. Without --config and --port, it reads the file of the Debian package:
 /etc/millrace/millrace.toml, or /etc/millrace/NAME.toml with --instance NAME. It loads the programs to see whether the
 kernel takes them, attaches them to no device, and leaves nothing behind. Of paths, it only checks what the file says.
-The exit status is 0 if the daemon would start, also if Linux would forward some packets. It is 1 if it would not.";
+The exit status is 0 if the daemon would start, even if Linux would forward some packets. It is 1 if it would not.";
 
 /// The configuration of a daemon: a file, and options that win over it.
 #[derive(Debug, Args)]
@@ -155,13 +155,13 @@ fn shown(output: Output, report: &CheckReport) -> Result<ExitCode> {
 
 /// The report as text.
 fn report(r: &CheckReport) -> String {
-    let mut out = r.file.as_ref().map_or(String::new(), |file| format!("configuration  {file} is right\n"));
+    let mut out = r.file.as_ref().map_or(String::new(), |file| format!("configuration  {file} is valid\n"));
     out += &format!("kernel         Linux {}\n", r.kernel);
     for port in &r.missing_ports {
         out += &format!("port {port} does not exist yet; it would be used once it appears\n");
     }
     for path in &r.untried_paths {
-        out += &format!("path {path} is right in the file; workers were not tried\n");
+        out += &format!("path {path} is valid in the file; workers were not tried\n");
     }
     if let Some(why) = &r.why_not {
         return out + &format!("\nMillrace would not start: {why}\n");
@@ -179,8 +179,8 @@ fn report(r: &CheckReport) -> String {
     let slow =
         r.routers.iter().filter(|router| text::how_much(router) != Families { ipv4: "fast", ipv6: "fast" });
     let but = match (untrusted, slow.count()) {
-        (0, 0) => "all of its routers would be fast".into(),
-        (0, routers) => format!("{routers} of {} routers would not be fast throughout", r.routers.len()),
+        (0, 0) => "all routers would be fast".into(),
+        (0, routers) => format!("{routers} of {} routers would not be entirely fast", r.routers.len()),
         (ports, _) => format!("{ports} of {} ports would be left to Linux", r.ports.len()),
     };
     out + &format!("\nMillrace would start; {but}\n")

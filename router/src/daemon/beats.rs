@@ -172,7 +172,7 @@ mod tests {
 
     /// A loop that is busy for long, or with many things in a row.
     #[test]
-    fn a_busy_loop_does_not_stall_and_one_that_does_nothing_does() {
+    fn only_a_loop_without_progress_stalls() {
         let mut watchdog = Watchdog::new(3 * S, Duration::ZERO, None);
         assert!(!watchdog.stalls(S, 1));
         assert!(!watchdog.stalls(STALLED, 1), "reading a million routes");

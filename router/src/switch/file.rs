@@ -6,6 +6,7 @@
 use super::change;
 use crate::{
     api::flows::Command,
+    base::guard::is_ours_or_roots_alone,
     config::{Config, ports},
     switch::seam::rule_port,
 };
@@ -66,10 +67,16 @@ fn read(file: &Path) -> Result<String> {
     // Opening a FIFO would otherwise wait for its writer.
     let opened =
         OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file).with_context(reading)?;
-    ensure!(opened.metadata().with_context(reading)?.is_file(), "{}: it is not a file", reading());
+    let data = opened.metadata().with_context(reading)?;
+    ensure!(data.is_file(), "{}: it is not a file", reading());
+    ensure!(
+        is_ours_or_roots_alone(&data),
+        "{}: users other than root can write it; give it to root with mode 0600",
+        reading()
+    );
     let mut text = String::new();
     opened.take(MOST_BYTES + 1).read_to_string(&mut text).with_context(reading)?;
-    ensure!(text.len() as u64 <= MOST_BYTES, "{}: it has more than {} MiB", reading(), MOST_BYTES >> 20);
+    ensure!(text.len() as u64 <= MOST_BYTES, "{}: it is larger than {} MiB", reading(), MOST_BYTES >> 20);
     Ok(text)
 }
 
@@ -121,6 +128,7 @@ pub fn check(config: &Config) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn config(rules: &str) -> (tempfile::TempDir, Config) {
         let directory = tempfile::tempdir().unwrap();
@@ -158,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_read_is_an_error() {
+    fn a_file_that_cannot_be_read_or_that_others_can_write_is_an_error() {
         let (directory, mut config) = config("");
         let error = |config: &Config| format!("{:#}", check(config).unwrap_err());
         for (file, expected) in [("none", "No such file"), (".", "it is not a file")] {
@@ -169,8 +177,13 @@ mod tests {
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RUSR).unwrap();
         config.flows.file = Some(fifo);
         assert!(error(&config).contains("it is not a file"), "{}", error(&config));
-        std::fs::write(directory.path().join("bytes"), [0xff, 0xfe]).unwrap();
-        config.flows.file = Some(directory.path().join("bytes"));
+        let bytes = directory.path().join("bytes");
+        std::fs::write(&bytes, [0xff, 0xfe]).unwrap();
+        config.flows.file = Some(bytes.clone());
         assert!(error(&config).contains("UTF-8"), "{}", error(&config));
+        std::fs::write(&bytes, "").unwrap();
+        check(&config).unwrap();
+        std::fs::set_permissions(&bytes, PermissionsExt::from_mode(0o620)).unwrap();
+        assert!(error(&config).contains("users other than root can write it"), "{}", error(&config));
     }
 }
