@@ -370,7 +370,7 @@ pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
 pub use sas::{Direction, KeySource, Library, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
-pub use workers::{CALIBRATION_FILE, DaemonPath, WorkersSettings};
+pub use workers::{CALIBRATION_FILE, DaemonPath, PathNumbers, WorkersSettings};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]

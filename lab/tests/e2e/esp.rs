@@ -15,7 +15,7 @@ use std::{
 };
 
 use lab::sys;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     bed::{Bed, ping},
@@ -253,6 +253,60 @@ fn a_tunnel_of_the_daemon_keeps_its_promises() {
     // Without Millrace Linux has all packets, in clear. The peer looks for these.
     numbered(&bed, "10.7.1.2:4000", &format!("{FAR}:4000"), 3);
     eventually_true("the packets in clear", || peer.in_clear() == 3);
+}
+
+/// The configuration changes keys under traffic, as `sas set` does.
+#[test]
+#[ignore = "needs root"]
+fn a_reload_changes_keys_without_a_lost_packet() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let files = Files(tempfile::tempdir().unwrap());
+    let keys: Vec<String> =
+        (0xa1..=0xa5).zip(["a", "b", "c", "d", "e"]).map(|(byte, name)| files.key(name, byte)).collect();
+    let mut peer = Peer::start(&bed);
+    peer.ask(&format!("in 1001 {}", keys[0]));
+    peer.ask(&format!("out 2001 {}", keys[1]));
+    let write = |sas: &[String]| files.write("m.toml", &config(&bed, &sas.concat()));
+    let daemon = start(&bed, &write(&[to_server(1001, "a"), from_server(2001, "b")]));
+    let reload = || daemon.ask(&["reload"])["changed"].clone();
+    let came = thread::scope(|scope| {
+        let came = scope.spawn(|| both_ways(&bed, 8000));
+        eventually_true("packets with the old keys", || peer.came(1001)[0] > 50);
+        peer.ask(&format!("in 1002 {}", keys[2]));
+        write(&[to_server(1002, "c"), from_server(2001, "b"), from_server(2002, "d")]);
+        assert_eq!(reload(), json!(["sa"]));
+        peer.ask(&format!("out 2002 {}", keys[3]));
+        came.join().unwrap()
+    });
+    assert_eq!(came, [Vec::from_iter(0..8000), Vec::from_iter(0..8000)]);
+    let (old, new) = (peer.came(1001), peer.came(1002));
+    assert_eq!((old[0] + new[0], &old[1..], &new[1..]), (8000, &[0, 0][..], &[0, 0][..]));
+    let spis = || -> Vec<Value> {
+        daemon.ask(&["sas"])["sas"].as_array().unwrap().iter().map(|sa| sa["spi"].clone()).collect()
+    };
+    write(&[to_server(1002, "c"), from_server(2002, "d")]);
+    assert_eq!((reload(), spis()), (json!(["sa"]), vec![json!(1002), json!(2002)]));
+    // What the file says was already set.
+    let set = files.write("set.toml", &from_server(2003, "e"));
+    let output = daemon.millrace(&["sas", "set", set.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    write(&[to_server(1002, "c"), from_server(2002, "d"), from_server(2003, "e")]);
+    assert_eq!((reload(), spis()), (json!(["sa"]), vec![json!(1002), json!(2002), json!(2003)]));
+    // A changed SA would use its key with numbers that were used.
+    write(&[
+        to_server(1002, "c"),
+        from_server(2002, "d"),
+        from_server(2003, "e").replace("tunnel", "transport"),
+    ]);
+    let output = daemon.millrace(&["reload"]);
+    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        !output.status.success() && why.contains("a changed SA needs another SPI, and another key"),
+        "{why}"
+    );
+    assert_eq!(spis(), [1002, 2002, 2003]);
+    assert_eq!(both_ways(&bed, 50), [Vec::from_iter(0..50), Vec::from_iter(0..50)]);
 }
 
 /// Nothing leaves in clear: before there is a key, when there is none any more, and when no daemon runs.

@@ -58,7 +58,7 @@ impl Drop for Files {
 }
 
 /// Sends numbered packets from the client to the server, a thousand a second, and counts what arrives.
-struct Stream {
+pub struct Stream {
     ends: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
@@ -68,7 +68,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn start(bed: &Bed, port: u16) -> Stream {
+    pub fn start(bed: &Bed, port: u16) -> Stream {
         let from = udp(&bed.client, "10.8.1.2:0");
         let to: UdpSocket = udp(&bed.server, &format!("10.8.2.2:{port}"));
         to.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -95,19 +95,19 @@ impl Stream {
         Stream { ends, sent, threads: vec![sender, receiver], arrived, missing }
     }
 
-    fn arrived(&self) -> u64 {
+    pub fn arrived(&self) -> u64 {
         self.arrived.load(Relaxed)
     }
 
     /// Of those sent until now, how many did not arrive?
-    fn missing(&self) -> u64 {
+    pub fn missing(&self) -> u64 {
         let sent = self.sent.load(Relaxed);
         eventually_true("later packets to arrive", || self.arrived() + self.missing.load(Relaxed) > sent);
         self.missing.load(Relaxed)
     }
 
     /// Waits until this many more are sent.
-    fn go_on(&self, packets: u64) {
+    pub fn go_on(&self, packets: u64) {
         let end = self.sent.load(Relaxed) + packets;
         eventually_true("packets to be sent", || self.sent.load(Relaxed) >= end);
     }

@@ -5,8 +5,10 @@ use crate::{
     connections::{FAST, HOME, connect, connections, exchange, transfer, udp, until_fast, until_ruled},
     daemon::{Daemon, Leftovers, eventually, eventually_true},
     firewall::{SERVER, nft},
+    flows::Stream,
     lifetime::forwarded_by_linux,
     load::{benchmark, testbed, while_sending},
+    user_plane,
 };
 use lab::{command, workload::Family};
 use serde_json::{Value, json};
@@ -213,7 +215,7 @@ fn an_unusable_configuration_changes_nothing() {
         ),
         (
             format!("{ports}generic = true\n{more}[workers]\ncores = \"0\"\n"),
-            "cannot change generic, workers.cores".into(),
+            "cannot change generic; restart the daemon".into(),
         ),
         (format!("{ports}routers = [\"none\"]\n{more}"), "router none: no such network namespace".into()),
         (format!("ports = []\n{more}"), "no port is given".into()),
@@ -252,6 +254,63 @@ fn an_unusable_configuration_changes_nothing() {
 }
 
 /// Whether p1 and p2 have an XDP program.
+/// The first paths, others, and none again. No packet is lost meanwhile.
+#[test]
+#[ignore = "needs root"]
+fn paths_come_change_and_go() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let ports = "ports = [\"p1\", \"p2\"]\nheartbeat = \"30s\"\n";
+    let file = File::new(&bed.name, ports);
+    let directory = tempfile::tempdir().unwrap();
+    let capture = directory.path().join("a.pcap");
+    let mut daemon = file.start(&bed);
+    daemon.until_accelerated(2);
+    let stream = Stream::start(&bed, 11);
+    eventually_true("packets", || stream.arrived() > 50);
+    let before = stream.missing();
+    let path = |name: &str, port: u16, chain: &str| {
+        format!(
+            "[[path]]\nname = \"{name}\"\nclass = {{ protocol = \"udp\", destination_port = {port} }}\n\
+             chain = [{chain}\"check\", \"route\", \"ttl\", \"rewrite\"]\n"
+        )
+    };
+    let with = |paths: &[String]| file.write(&format!("{ports}[workers]\ncores = \"0\"\n{}", paths.concat()));
+    let by_worker = |name: &str| user_plane::path(&daemon, name)["run"]["packets"].as_u64().unwrap_or(0);
+
+    with(&[path("a", 11, "")]);
+    assert_eq!(reload(&daemon), json!(["workers.cores", "path"]));
+    eventually_true("the worker", || by_worker("a") > 50);
+    let mirror = format!("{{ element = \"mirror\", file = \"{}\" }}, ", capture.display());
+    with(&[path("b", 12, ""), path("a", 11, &mirror)]);
+    let packets = by_worker("a");
+    assert_eq!(reload(&daemon), json!(["path"]));
+    eventually_true("the same path goes on", || by_worker("a") > packets + 50);
+    eventually_true("the capture", || fs::metadata(&capture).is_ok_and(|file| file.len() > 1000));
+    // Its number does not depend on its place.
+    let rule = "priority=7,udp,tp_dst=13,actions=output:path:a";
+    assert!(daemon.millrace(&["flows", "add", rule]).status.success());
+    assert_eq!(daemon.ask(&["flows", "list"])[0]["actions"], "output:65024");
+    with(&[path("b", 12, ""), path("c", 11, "")]);
+    assert_eq!(reload(&daemon), json!(["path"]));
+    eventually_true("the other path", || by_worker("c") > 50);
+    let written = fs::metadata(&capture).unwrap().len();
+    stream.go_on(100);
+    assert_eq!(fs::metadata(&capture).unwrap().len(), written, "the capture has ended");
+    with(&[]);
+    assert_eq!(reload(&daemon), json!(["path"]));
+    let forwarded = || daemon.ask(&["status"])["packets"]["forwarded"].as_u64().unwrap();
+    let by_kernel_plane = forwarded();
+    stream.go_on(200);
+    assert!(forwarded() >= by_kernel_plane + 100);
+    assert_eq!(stream.missing(), before);
+    assert_eq!(daemon.ask(&["status"])["paths"], json!([]));
+    // There were workers.
+    file.write(ports);
+    let why = refused(&daemon);
+    assert!(why.contains("cannot change workers.cores"), "{why}");
+}
+
 fn attached(bed: &Bed) -> Vec<bool> {
     ["p1", "p2"].map(|port| run(&bed.the_box, &format!("ip link show dev {port}")).contains(" xdp")).into()
 }

@@ -11,7 +11,7 @@ pub struct RulePort(pub u16);
 impl RulePort {
     /// The highest number of a port.
     pub const MAX: RulePort = RulePort(0xff00);
-    /// Logical ports (OpenFlow 1.3.5 section 4.4): the paths of the user plane, in the order of the configuration.
+    /// Logical ports (OpenFlow 1.3.5 section 4.4): the paths of the user plane, by number.
     const PATHS: std::ops::RangeInclusive<u16> = 0xfe00..=0xfe3f;
     /// Sends the packet back through the port it came in by. Every other output leaves that port out.
     pub const IN_PORT: RulePort = RulePort(0xfff8);
@@ -35,7 +35,7 @@ impl RulePort {
         (1..=Self::MAX.0).contains(&self.0) && self.path().is_none()
     }
 
-    /// The port that stands for a path of the user plane. `None` if the index is beyond the range of numbers.
+    /// The port that stands for a path of the user plane. `None` if the number is beyond the range.
     pub fn of_path(path: u16) -> Option<RulePort> {
         Self::PATHS.start().checked_add(path).filter(|port| Self::PATHS.contains(port)).map(RulePort)
     }

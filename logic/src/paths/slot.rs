@@ -8,7 +8,7 @@ use super::{
 };
 use crate::plan::RouterId;
 
-/// A path's number in the configuration.
+/// The number of a path.
 pub type PathId = u16;
 
 /// A run is charged at least a 16th of its cycles, however little it uses of the scarce resource. Otherwise a path that

@@ -514,7 +514,11 @@ fn stop_all(output: Output) -> Result<ExitCode> {
             lines.collect::<String>()
         };
         let text: String = all.iter().map(lines).collect();
-        if text.is_empty() { "nothing to do: no instance runs or has left anything behind\n".into() } else { text }
+        if text.is_empty() {
+            "nothing to do: no instance runs or has left anything behind\n".into()
+        } else {
+            text
+        }
     })?;
     let failed = stopped.iter().any(|one| one.error.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })

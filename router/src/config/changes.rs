@@ -40,8 +40,8 @@ macro_rules! compare {
 }
 
 impl Config {
-    /// The keys that are different in `new`.
-    pub fn changes(&self, new: &Config) -> Changes {
+    /// The keys that are different in `new`. `has_workers`: threads that run paths were started.
+    pub fn changes(&self, new: &Config, has_workers: bool) -> Changes {
         let mut changes = Changes::default();
         let Config {
             ports,
@@ -75,7 +75,6 @@ impl Config {
         changes.add("generic", false, *generic == new.generic);
         changes.add("ecmp", false, *ecmp == new.ecmp);
         // Workers have their own limits, which they get when they start.
-        let has_workers = !paths.is_empty();
         compare!(changes, Policing, "policing", policing, new.policing,
             exception_pps: !has_workers,
             control_pps: !has_workers,
@@ -124,11 +123,11 @@ impl Config {
             proxy_ports: false,
         );
         compare!(changes, WorkersSettings, "workers", workers, new.workers,
-            cores: false,
-            zero_copy: false,
-            frame_bytes: false,
-            calibration: false,
-            nice: false,
+            cores: !has_workers,
+            zero_copy: !has_workers,
+            frame_bytes: !has_workers,
+            calibration: !has_workers,
+            nice: !has_workers,
         );
         compare!(changes, Experimental, "experimental", experimental, new.experimental,
             steering: false,
@@ -143,8 +142,8 @@ impl Config {
             longest_run: false,
         );
         changes.add("crypto", false, sas.crypto == new.sas.crypto);
-        changes.add("sa", false, sas.is_same(&new.sas));
-        changes.add("path", false, *paths == new.paths);
+        changes.add("sa", true, sas.is_same(&new.sas));
+        changes.add("path", true, *paths == new.paths);
         changes
     }
 }

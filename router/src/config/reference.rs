@@ -166,7 +166,7 @@ const MORE: [(&str, &str); 17] = [
 #[test]
 fn the_page_says_which_keys_a_running_daemon_cannot_change() {
     let page = page("docs/reference/config.md");
-    let (mut now, mut restart) = (BTreeSet::new(), BTreeSet::new());
+    let (mut now, mut restart, mut with_workers) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let mut untried = Vec::new();
     for table in tables(&page).iter().filter(|table| table.columns[0].starts_with("key")) {
         let Some(section) = section(&table.heading) else { continue };
@@ -182,7 +182,8 @@ fn the_page_says_which_keys_a_running_daemon_cannot_change() {
                 let files = with(&section, &format!("{key} = {value}"));
                 for (text, without) in files.into_iter().zip(with(&section, "")) {
                     let (Ok(before), Ok(after)) = (parse(&without), parse(&text)) else { continue };
-                    let changes = before.changes(&after);
+                    let changes = before.changes(&after, false);
+                    with_workers.extend(before.changes(&after, true).restart);
                     let is_of_key = |changed: &str| changed == name || section.first() == Some(&changed);
                     let all: Vec<&str> = changes.now.iter().chain(&changes.restart).copied().collect();
                     assert!(all.iter().all(|changed| is_of_key(changed)), "{text}: {all:?}");
@@ -202,11 +203,19 @@ fn the_page_says_which_keys_a_running_daemon_cannot_change() {
     let said = said.split_once(".\n").unwrap().0;
     let said: BTreeSet<&str> = quoted(said).map(|key| key.trim_matches(['[', ']'])).collect();
     let whole = |key: &'static str| match key.split_once('.') {
-        Some((table @ ("workers" | "experimental"), _)) => table,
+        Some((table @ "experimental", _)) => table,
         _ => key,
     };
     assert!(now.iter().all(|key| whole(key) == *key));
     assert_eq!(said, restart.difference(&now).map(|key| whole(key)).collect());
+    let row = page
+        .lines()
+        .find(|line| line.ends_with("| if there has been a `[[path]]` since the start |"))
+        .unwrap();
+    let said: BTreeSet<&str> =
+        quoted(row).map(|key| key.trim_matches(['[', ']'])).filter(|key| *key != "path").collect();
+    let table = |key: &&'static str| key.split_once('.').map_or(*key, |(table, _)| table);
+    assert_eq!(said, with_workers.difference(&restart).map(table).collect());
 }
 
 #[test]

@@ -209,6 +209,16 @@ pub struct SaConfig {
 }
 
 impl SaConfig {
+    /// Is it the same SA, wherever it is configured?
+    pub fn is_same(&self, other: &SaConfig) -> bool {
+        let anywhere = |sa: &SaConfig| SaConfig { file: PathBuf::new(), line: 0, ..sa.clone() };
+        anywhere(self) == anywhere(other)
+    }
+
+    pub fn is_outbound(&self) -> bool {
+        matches!(self.direction, Direction::Outbound { .. })
+    }
+
     /// The files that belong only to this SA: those of its key and its sequence numbers.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let key = match &self.key {
@@ -255,10 +265,14 @@ pub(super) type ChainAt<'a> = (usize, &'a str, &'a [ElementSettings]);
 impl SasConfig {
     /// Are the SAs the same, wherever they stand in the file?
     pub(super) fn is_same(&self, other: &SasConfig) -> bool {
-        let without_lines = |sas: &[SaConfig]| -> Vec<SaConfig> {
-            sas.iter().map(|sa| SaConfig { line: 0, ..sa.clone() }).collect()
-        };
-        self.uses == other.uses && without_lines(&self.sas) == without_lines(&other.sas)
+        let (ours, theirs) = (&self.sas, &other.sas);
+        let are_same = || ours.iter().zip(theirs).all(|(our, their)| our.is_same(their));
+        self.uses == other.uses && ours.len() == theirs.len() && are_same()
+    }
+
+    /// Does an element use SAs of this name?
+    pub fn uses(&self, name: &str) -> bool {
+        self.uses.contains_key(name)
     }
 
     /// Checks the SAs of a file against the elements of these chains.

@@ -3,13 +3,17 @@
 
 use super::{
     ConfigError, CoreList,
-    elements::ElementSettings,
+    elements::{ElementSettings, MirrorSettings},
     paths::{Checker, PathConfig, PathSettings, wrong},
     sas::{SasConfig, SasSettings},
 };
 use crate::base::PortName;
 use logic::{
-    paths::{class::Class, rows::Otherwise},
+    paths::{
+        PathId,
+        class::Class,
+        rows::{MOST_PATHS, Otherwise},
+    },
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -71,9 +75,11 @@ bounded!(
     FrameBytes, |v| [2048, 4096].contains(&v), "2048 or 4096"
 );
 
-/// A path. Its number is its place in the list.
+/// A path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DaemonPath {
+    /// Its number: the place in the file, until [`PathNumbers`] numbers the paths of another file.
+    pub id: PathId,
     pub name: String,
     /// The router that owns it, and whose packets it gets; `None`: the host owns it, and it gets packets of all
     /// routers.
@@ -93,9 +99,41 @@ pub struct DaemonPath {
 }
 
 impl DaemonPath {
+    /// The captures that it copies packets to.
+    pub fn mirrors(&self) -> impl Iterator<Item = &MirrorSettings> {
+        self.chain.iter().filter_map(ElementSettings::mirror)
+    }
+
     /// The class of its packets, with these numbers of its port and router.
     pub fn class(&self, port: Option<PortId>, router: Option<RouterId>) -> Class {
         Class { port, router, ..self.class.clone() }
+    }
+}
+
+/// The paths that there have been since the start, by number. Flow rules, counters and workers know paths by number.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PathNumbers(Vec<String>);
+
+impl PathNumbers {
+    /// Numbers the paths of a configuration: each gets the number that a path of its name had before, or one that no path
+    /// has had.
+    ///
+    /// # Errors
+    /// No number is left for this path; then nothing has changed.
+    pub fn number(&mut self, paths: &mut [DaemonPath]) -> Result<(), String> {
+        let mut all = self.0.clone();
+        for path in &mut *paths {
+            let known = all.iter().position(|name| *name == path.name);
+            path.id = known.unwrap_or(all.len()) as PathId;
+            if known.is_none() {
+                all.push(path.name.clone());
+            }
+            if all.len() > MOST_PATHS {
+                return Err(path.name.clone());
+            }
+        }
+        self.0 = all;
+        Ok(())
     }
 }
 
@@ -150,7 +188,8 @@ pub(super) fn check(
         let path = path.map_err(|wrong| wrong.error(file, text))?;
         checked.push(path.clone());
         let PathConfig { name, class, chain, weight, ring, cores, .. } = path;
-        paths.push(DaemonPath { name, router, port, class, chain, weight, ring, cores, otherwise });
+        let id = paths.len() as PathId;
+        paths.push(DaemonPath { id, name, router, port, class, chain, weight, ring, cores, otherwise });
     }
     let chains = chains_at.into_iter().zip(&paths);
     let chains: Vec<_> = chains.map(|(at, path)| (at, path.name.as_str(), path.chain.as_slice())).collect();

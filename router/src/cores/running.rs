@@ -187,7 +187,7 @@ fn start(config: &Config, ports: &NumberedPorts, means: &Means, exchange: Exchan
 /// Keeps interrupts off on ports that workers poll. A worker may serve one path for `longest_run`, and then needs some time
 /// for its rings.
 fn deferring(config: &Config, polled: PolledPorts) -> Option<Moderation> {
-    let is_wanted = config.experimental.polling == PollingMode::Busy && !config.paths.is_empty();
+    let is_wanted = config.experimental.polling == PollingMode::Busy;
     is_wanted.then(|| Moderation::while_polled(polled, config.experimental.longest_run.0 + BESIDE_A_RUN_US))
 }
 

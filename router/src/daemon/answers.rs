@@ -31,6 +31,9 @@ use logic::{
 use serde::Serialize;
 use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering::Relaxed};
 
+/// What [`Control::dry_reports`] knows: ports, routers and firewalls.
+pub(super) type DryReports = (Vec<PortReport>, Vec<RouterReport>, Vec<FirewallReport>);
+
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Answers one query.
     pub(super) fn answer(&mut self, query: &Query) -> Answer {
@@ -56,9 +59,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Ports, routers and firewall, without what only a running daemon has.
-    pub(super) fn dry_reports(
-        &self,
-    ) -> Result<(Vec<PortReport>, Vec<RouterReport>, Vec<FirewallReport>), ApiError> {
+    pub(super) fn dry_reports(&self) -> Result<DryReports, ApiError> {
         let totals = self.totals()?;
         Ok((self.port_reports(&totals), self.router_reports(&totals), self.firewall_reports()))
     }

@@ -21,13 +21,13 @@ use super::{
 };
 use crate::{
     base::{conditions::Conditions, instance::Instance},
-    config::Config,
+    config::{Config, PathNumbers},
     linux::{ethtool::ProblemKind, spreading::Spreading},
     plane::{Mode, Settings},
     switch::seam::SwitchEnd,
     user_plane::seam::UserPlane,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use logic::{
     memory::{Capacity, words},
     mirror::MAX_INTERFACES,
@@ -251,7 +251,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Everything is as before. If an earlier daemon's program had already been replaced, the new one forwards in its
     /// place.
     pub fn start(
-        config: Config,
+        mut config: Config,
         instance: Instance,
         mut kernel: K,
         mut observer: O,
@@ -283,6 +283,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let confirming = Confirming::start(&config)?;
         let asked = Before { paths: paths.as_ref(), rules: None, progress: confirming.beats.progress() };
         let generation = build(&mut kernel, &config, &world, capacity, number, asked, rows)?;
+        let mut path_numbers = PathNumbers::default();
+        path_numbers.number(&mut config.paths).map_err(|path| anyhow!("path {path} has no number"))?;
         let mut control = Control {
             config,
             totals: Totals::new(instance.state_file()),
@@ -299,9 +301,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             flows: Flows::new(switch),
             connections,
             paths: paths.map(Following::new),
+            path_numbers,
             steerer,
             verifying: None,
         };
+        if let Some(paths) = &mut control.paths {
+            paths.follow(&control.config.paths);
+        }
         control.follow_policy();
         control.read_policy_first();
         control.apply()?;
@@ -356,7 +362,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         } else {
             tracing::info!("{full}: moving to larger tables");
             let config = self.config.clone();
-            let built = self.next_generation(&config, capacity);
+            let paths = self.paths.as_ref().map(|paths| paths.plane.clone());
+            let built = self.next_generation(&config, paths.as_ref(), capacity);
             built.map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
         match built {
@@ -376,11 +383,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn next_generation(
         &mut self,
         config: &Config,
+        paths: Option<&<K::Plane as FastPath>::UserPlane>,
         capacity: Capacity,
     ) -> Result<Generation<K::Plane>> {
         let number = self.generation.number + 1;
         let (rules, rows) = (self.flows.rules.as_ref(), self.steerer.is_some());
-        let paths = self.paths.as_ref().map(|paths| &paths.plane);
         let before = Before { paths, rules, progress: self.confirming.beats.progress() };
         build(&mut self.kernel, config, &self.world, capacity, number, before, rows)
     }

@@ -61,7 +61,10 @@ mod totals;
 mod verify;
 mod world;
 
-use crate::{base::instance::Instance, config::Config};
+use crate::{
+    base::instance::Instance,
+    config::{Config, PathNumbers},
+};
 use anyhow::Result;
 use api::{Query, Request};
 use confirming::Confirming;
@@ -98,8 +101,9 @@ pub struct Control<K: Kernel, O> {
     finding: Finding,
     flows: Flows<<K::Plane as FastPath>::Rules>,
     connections: Following,
-    /// `None`: no path is configured.
+    /// `None`: no path has been configured.
     paths: Option<paths::Following<<K::Plane as FastPath>::UserPlane>>,
+    path_numbers: PathNumbers,
     /// `None`: not configured, or no port had a classifier at the start.
     steerer: Option<Steerer>,
     verifying: Option<Verifying>,

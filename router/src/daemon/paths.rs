@@ -33,7 +33,10 @@ use logic::{
     plan::{PortId, RouterId},
     reason::Reason,
 };
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// How long the start waits for workers. Opening all queues of many ports takes seconds.
 const FIRST_WORKERS: Duration = Duration::from_secs(5);
@@ -54,13 +57,29 @@ pub(super) struct Following<P> {
     revision: Option<u64>,
     /// The revision of the mirror, and the usable ports, for which the work of workers was last set.
     wanted_at: Option<(u64, BTreeMap<PortId, u32>)>,
+    /// Paths whose packets are dropped if no worker can take them. Those that are gone stay here: flow rules may still send
+    /// packets to them.
+    drops: BTreeSet<PathId>,
     /// Why the settings in the program are out of date.
     pub condition: Option<String>,
 }
 
 impl<P> Following<P> {
     pub fn new(plane: P) -> Self {
-        Following { plane, known: None, revision: None, wanted_at: None, condition: None }
+        let drops = BTreeSet::new();
+        Following { plane, known: None, revision: None, wanted_at: None, drops, condition: None }
+    }
+
+    /// Follows other paths.
+    pub fn follow<M>(&mut self, paths: &[DaemonPath])
+    where
+        P: UserPlane<M>,
+    {
+        self.drops.retain(|id| !paths.iter().any(|path| path.id == *id));
+        self.drops.extend(paths.iter().filter(|path| path.otherwise == Otherwise::Drop).map(|path| path.id));
+        // Before their classes are set.
+        self.plane.set_drops(&self.drops);
+        (self.revision, self.wanted_at) = (None, None);
     }
 
     /// Does any path have a class now, or may a flow rule give packets to one?
@@ -125,7 +144,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let ports: BTreeMap<_, _> = ports().map(device).collect();
         let routers: Vec<_> = self.world.mirror.routers().collect();
         let host = routers.iter().find(|router| router.host).and_then(|router| router.router).unwrap_or(0);
-        let plan = |(id, path): (PathId, &DaemonPath)| {
+        let plan = |path: &DaemonPath| {
             let (port, router) = self.places(path, &routers).ok()?;
             let plan = PathPlan {
                 name: path.name.clone(),
@@ -136,7 +155,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 ring: path.ring as u32,
                 cores: path.cores.as_ref().map(|cores| cores.0.clone()),
             };
-            Some((id, plan))
+            Some((path.id, plan))
         };
         let weight = |router: &RouterView| Some((router.router?, self.config.shares.weight(&router.name)));
         let place = |router: &RouterView| Some((router.router?, self.observer.place(router.namespace)?));
@@ -144,7 +163,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             owners: self.owners(&routers),
             routers: routers.iter().filter_map(weight).collect(),
             namespaces: routers.iter().filter_map(place).collect(),
-            paths: (0..).zip(&self.config.paths).filter_map(plan).collect(),
+            paths: self.config.paths.iter().filter_map(plan).collect(),
+            mirrors: self.config.paths.iter().flat_map(DaemonPath::mirrors).cloned().collect(),
+            longest_ring: self.config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
             ports,
         };
         paths.plane.want(wanted);
@@ -169,14 +190,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     fn known_paths(&self) -> Known {
         let routers: Vec<_> = self.world.mirror.routers().collect();
-        let class = |(path, configured): (PathId, &DaemonPath)| {
-            let (port, router) = self.places(configured, &routers).ok()?;
-            Some(PathClass { path, class: configured.class(port, router), otherwise: configured.otherwise })
+        let class = |path: &DaemonPath| {
+            let (port, router) = self.places(path, &routers).ok()?;
+            Some(PathClass { path: path.id, class: path.class(port, router), otherwise: path.otherwise })
         };
-        Known {
-            classes: (0..).zip(&self.config.paths).filter_map(class).collect(),
-            own: self.owners(&routers),
-        }
+        Known { classes: self.config.paths.iter().filter_map(class).collect(), own: self.owners(&routers) }
     }
 
     /// The router of each port, for packets that are for no interface. This is the router in whose namespace the port
@@ -213,7 +231,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let Some(paths) = &self.paths else { return Vec::new() };
         let (counts, routers) = (paths.plane.counts(), Vec::from_iter(self.world.mirror.routers()));
         let stand = paths.plane.stand();
-        let report = |((id, path), counts): ((PathId, &DaemonPath), PathCounts)| PathReport {
+        let report = |(path, counts): (&DaemonPath, PathCounts)| PathReport {
             path: path.name.clone(),
             router: path.router.clone(),
             port: path.port.as_ref().map(|port| port.to_string()),
@@ -227,9 +245,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             lost: counted([(Reason::PathRingFull, counts.ring_full), (Reason::PathRefused, counts.refused)]),
             up: counted(NOT_GIVEN.into_iter().zip(counts.up)),
             dropped: counted(NOT_GIVEN.into_iter().zip(counts.dropped)),
-            run: stand.workers.paths.iter().find(|path| path.id == id).cloned(),
+            run: stand.workers.paths.iter().find(|run| run.id == path.id).cloned(),
         };
-        (0..).zip(&self.config.paths).zip(counts).map(report).collect()
+        let counts = |id: PathId| counts.get(usize::from(id)).copied().unwrap_or_default();
+        self.config.paths.iter().map(|path| report((path, counts(path.id)))).collect()
     }
 
     /// Ports whose packets go past a path, as sentences: the program is not attached, or cannot give packets to
@@ -267,7 +286,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     pub(super) fn path_name(&self, path: PathId) -> String {
-        let configured = self.config.paths.get(usize::from(path));
+        let configured = self.config.paths.iter().find(|configured| configured.id == path);
         configured.map_or_else(|| format!("number {path}"), |path| path.name.clone())
     }
 }

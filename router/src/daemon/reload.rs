@@ -5,13 +5,15 @@ use super::{
     Control,
     confirming::Confirming,
     generation::Generation,
+    paths::Following,
     seam::{Beside, FastPath, Kernel, Observe},
     start,
 };
 use crate::{
     api::{ApiError, status::ReloadReport},
-    config::{Changes, Config, ports::NumberedPorts},
+    config::{Changes, Config, DaemonPath, PathNumbers, ports::NumberedPorts},
 };
+use logic::paths::rows::MOST_PATHS;
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Follows `new`.
@@ -21,10 +23,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// or cannot be used now, and nothing has changed.
     pub(super) fn reload(
         &mut self,
-        new: Config,
+        mut new: Config,
         beside: &mut dyn Beside,
     ) -> anyhow::Result<Result<ReloadReport, ApiError>> {
-        let prepared = match self.prepare(&new, beside) {
+        let prepared = match self.prepare(&mut new, beside) {
             Ok(prepared) => prepared,
             Err(error) => return Ok(Err(error)),
         };
@@ -38,8 +40,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Takes every step that can fail. If one fails, nothing has changed, neither here nor in the threads beside the loop.
-    fn prepare(&mut self, new: &Config, beside: &mut dyn Beside) -> Result<Prepared<K::Plane>, ApiError> {
-        let changes = self.config.changes(new);
+    fn prepare(&mut self, new: &mut Config, beside: &mut dyn Beside) -> Result<Prepared<K::Plane>, ApiError> {
+        let mut path_numbers = self.path_numbers.clone();
+        path_numbers.number(&mut new.paths).map_err(|path| {
+            ApiError::bad(format!(
+                "nothing was changed: no number is free for path {path}: a daemon can have {MOST_PATHS} paths from its start to \
+                 its end; restart it"
+            ))
+        })?;
+        let new = &*new;
+        let changes = self.config.changes(new, self.paths.is_some());
         if !changes.restart.is_empty() {
             return Err(ApiError::bad(format!(
                 "nothing was changed, because a running daemon cannot change {}; restart the daemon or undo this",
@@ -54,9 +64,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 ))
             })?;
         }
+        self.check_captures(new)?;
+        let first_paths = self.paths.is_none() && !new.paths.is_empty();
+        let user_plane = first_paths.then(|| self.kernel.user_plane(new)).transpose();
+        let user_plane = user_plane.map_err(|error| unusable(&error))?;
+        let of_workers = user_plane.as_ref().or(self.paths.as_ref().map(|paths| &paths.plane)).cloned();
         let capacity = self.generation.capacity;
+        let is_other = changes.touch(&["policing."]) || first_paths;
         let generation =
-            changes.touch(&["policing."]).then(|| self.next_generation(new, capacity)).transpose();
+            is_other.then(|| self.next_generation(new, of_workers.as_ref(), capacity)).transpose();
         let generation = generation.map_err(|error| unusable(&error))?;
         let confirming = changes.touch(&["heartbeat"]).then(|| Confirming::start(new)).transpose();
         let confirming = confirming.map_err(|error| unusable(&error))?;
@@ -67,11 +83,40 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             ))
         })?;
         beside.reload(&changes, new, &ports).map_err(|error| unusable(&error))?;
-        Ok(Prepared { changes, ports, generation, confirming })
+        Ok(Prepared { changes, ports, path_numbers, user_plane, generation, confirming })
+    }
+
+    /// Checks that no capture changes while its file stays the same.
+    fn check_captures(&self, new: &Config) -> Result<(), ApiError> {
+        let mut old = self.config.paths.iter().flat_map(DaemonPath::mirrors);
+        let changed = old.find(|old| {
+            let mut new = new.paths.iter().flat_map(DaemonPath::mirrors);
+            new.any(|new| new.file == old.file && new != *old)
+        });
+        changed.map_or(Ok(()), |mirror| {
+            let file = mirror.file.display();
+            Err(ApiError::bad(format!(
+                "nothing was changed: mirror {file}: to change its settings, name another file as well"
+            )))
+        })
     }
 
     fn follow(&mut self, prepared: Prepared<K::Plane>) -> anyhow::Result<Changes> {
-        let Prepared { changes, ports, generation, confirming } = prepared;
+        let Prepared { changes, ports, path_numbers, user_plane, generation, confirming } = prepared;
+        self.path_numbers = path_numbers;
+        if let Some(plane) = user_plane {
+            self.paths = Some(Following::new(plane));
+        }
+        if changes.touch(&["path"])
+            && let Some(paths) = &mut self.paths
+        {
+            paths.follow(&self.config.paths);
+            match &generation {
+                // The program that knows paths comes with it.
+                Some(_) => self.tell_paths(),
+                None => self.follow_paths(),
+            }
+        }
         if let Some(confirming) = confirming {
             self.confirming.take_heartbeat(confirming, self.generation.plane.heart());
             self.confirming.confirm(self.kernel.now(), &self.generation.plane);
@@ -99,6 +144,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if let Some(generation) = generation {
             self.replace(generation)?;
         }
+        self.want_paths();
         // Rules that did not exist before are in charge before the answer.
         self.follow_switch();
         Ok(changes)
@@ -109,6 +155,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 struct Prepared<P: FastPath> {
     changes: Changes,
     ports: NumberedPorts,
+    path_numbers: PathNumbers,
+    /// With the first paths.
+    user_plane: Option<P::UserPlane>,
     generation: Option<Generation<P>>,
     /// With another heartbeat.
     confirming: Option<Confirming>,

@@ -7,13 +7,14 @@ use super::{
     world::PortState,
 };
 use crate::{
+    config::DaemonPath,
     plane::Mode,
     switch::seam::{SwitchEnd, SwitchMessage, SwitchPath, SwitchPort},
     user_plane::seam::UserPlane,
 };
 use anyhow::{Result, anyhow};
 use logic::{net::Mac, paths::PathId};
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 /// The interval at which the switch thread gets the counters of paths.
 const COUNTS: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ pub(super) struct Flows<R> {
     pub rules: Option<R>,
     ports: Option<Vec<SwitchPort>>,
     /// When it last got paths, and which of them had a worker.
-    paths: Option<(Duration, Vec<bool>)>,
+    paths: Option<(Duration, BTreeMap<PathId, bool>)>,
 }
 
 impl<R> Flows<R> {
@@ -42,14 +43,18 @@ impl<R> Flows<R> {
     }
 
     /// Reports so many paths, if others than before have a worker or it is time for their counters.
-    fn report_paths<M>(&mut self, paths: usize, plane: &impl UserPlane<M>, now: Duration) {
+    fn report_paths<M>(&mut self, paths: &[DaemonPath], plane: &impl UserPlane<M>, now: Duration) {
         let stand = plane.stand();
         let runs =
             |id: PathId| stand.workers.paths.iter().any(|path| path.id == id && path.stopped.is_none());
-        let running: Vec<bool> = (0..).take(paths).map(runs).collect();
+        let running: BTreeMap<PathId, bool> = paths.iter().map(|path| (path.id, runs(path.id))).collect();
         if self.paths.as_ref().is_none_or(|(at, before)| now >= *at + COUNTS || *before != running) {
-            let paths = running.iter().zip(plane.counts());
-            let paths = paths.map(|(&has_worker, counts)| SwitchPath { has_worker, counts }).collect();
+            let counts = plane.counts();
+            let counts = |id: PathId| counts.get(usize::from(id)).copied().unwrap_or_default();
+            let path = |(id, has_worker): (&PathId, &bool)| {
+                (*id, SwitchPath { has_worker: *has_worker, counts: counts(*id) })
+            };
+            let paths = running.iter().map(path).collect();
             (self.end.tell)(SwitchMessage::Paths(paths));
             self.paths = Some((now, running));
         }
@@ -69,7 +74,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let ports = self.switch_ports(|port| port.attached);
         self.flows.report_ports(ports);
         if let Some(paths) = &self.paths {
-            self.flows.report_paths(self.config.paths.len(), &paths.plane, self.kernel.now());
+            self.flows.report_paths(&self.config.paths, &paths.plane, self.kernel.now());
         }
     }
 

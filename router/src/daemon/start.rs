@@ -22,7 +22,7 @@ use crate::{
     switch,
     user_plane::sas::RunningSas,
 };
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use std::{
     fs,
     sync::{
@@ -128,7 +128,7 @@ fn run_alone<O: Observe>(
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);
     systemd::notify("READY=1");
-    let mut threads = Threads { switch, cores };
+    let mut threads = Threads { switch, cores, sas: sas.clone() };
     let ended = control.run(&requests, &mut threads);
     finish(&sas);
     let ended = ended?;
@@ -155,12 +155,15 @@ fn run_alone<O: Observe>(
 struct Threads {
     switch: switch::Handle,
     cores: Cores,
+    sas: RunningSas,
 }
 
 impl Beside for Threads {
     fn reload(&mut self, changes: &Changes, config: &Config, ports: &NumberedPorts) -> Result<()> {
+        let sas = self.sas.prepare(&config.sas).map_err(Error::msg)?;
         // TLS files may have changed, even if no key has.
         self.switch.reload(config)?;
+        sas.put_in_force();
         if changes.touch(&["ports", "cores.", "experimental."]) {
             self.cores.follow(config, ports);
         }

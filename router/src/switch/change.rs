@@ -13,7 +13,7 @@ use logic::{
         Action, CoreChoice, FlowCommand, FlowMod, Refused,
         action::RulePort,
         kernel::FlowMemory,
-        table::PathPort,
+        table::PathPorts,
         text::{self, BadText, Names},
     },
     openflow::agent::Agent,
@@ -65,9 +65,9 @@ impl Changing {
 }
 
 /// The names of ports and paths, for flows as text.
-pub fn names(ports: &[SwitchPort], paths: &[PathPort]) -> Vec<(String, RulePort)> {
+pub fn names(ports: &[SwitchPort], paths: &PathPorts) -> Vec<(String, RulePort)> {
     let paths =
-        (0..).zip(paths).filter_map(|(n, path)| Some((format!("path:{}", path.name), RulePort::of_path(n)?)));
+        paths.iter().filter_map(|(id, path)| Some((format!("path:{}", path.name), RulePort::of_path(*id)?)));
     ports.iter().map(|port| (port.name.clone(), number(port))).chain(paths).collect()
 }
 
@@ -177,7 +177,7 @@ fn full(rules: usize, most: u32) -> String {
 }
 
 /// Why a flow was refused, and what the user can do.
-fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort], paths: &[PathPort]) -> String {
+fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort], paths: &PathPorts) -> String {
     let to_path = flow.instructions.actions().find_map(|action| match action {
         Action::Output { port, .. } => port.path(),
         _ => None,
@@ -187,7 +187,7 @@ fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort], paths: &[Pa
         _ => None,
     });
     match (refused, core) {
-        (Refused::BadPort, _) if to_path.is_some_and(|path| usize::from(path) < paths.len()) => {
+        (Refused::BadPort, _) if to_path.is_some_and(|path| paths.contains_key(&path)) => {
             "a rule that gives packets to a path can do nothing else: it has no other action, meter or table"
                 .into()
         }
@@ -231,8 +231,9 @@ mod tests {
     #[test]
     fn the_answer_names_a_core_that_does_not_exist() {
         let flow = |text: &str| text::parse_flow(text, FlowCommand::Add).unwrap();
-        let says =
-            |actions: &str| explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[], &[]);
+        let says = |actions: &str| {
+            explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[], &PathPorts::new())
+        };
         assert!(says("set_core:4999,1").starts_with("set_core:4999: there is no core 4999; there are: 0"));
         assert_eq!(says("mod_vlan_vid:1"), "this action's argument is out of range");
     }

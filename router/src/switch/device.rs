@@ -10,16 +10,17 @@ use anyhow::{Context, Result};
 use logic::{
     flow::RulePort,
     openflow::{agent::Outside, extension::CoreStats, message::PortStats},
+    paths::PathId,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use std::{fs, io, mem, os::fd::AsRawFd};
+use std::{collections::BTreeMap, fs, io, mem, os::fd::AsRawFd};
 
 /// What the control loop and the thread of cores report.
 #[derive(Default)]
 pub struct Devices {
     pub ports: Vec<SwitchPort>,
     /// The paths of the configuration, at most a second old; empty until the control loop sends them.
-    pub paths: Vec<SwitchPath>,
+    pub paths: BTreeMap<PathId, SwitchPath>,
     /// The source of cores and workloads; `None`: not known yet.
     pub machine: Option<CoresHandle>,
 }
@@ -40,10 +41,8 @@ impl Outside for Counted<'_> {
             stats(port, line?)
         };
         let real = self.devices.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known);
-        let logical = (0..)
-            .map_while(RulePort::of_path)
-            .zip(&self.devices.paths)
-            .map(|(port, path)| of_path(port, path));
+        let logical = self.devices.paths.iter();
+        let logical = logical.filter_map(|(id, path)| Some(of_path(RulePort::of_path(*id)?, path)));
         real.chain(logical).collect()
     }
 

@@ -148,7 +148,7 @@ fn output_report<M: FlowMemory>(agent: &mut Agent<M>, ports: &[SwitchPort], outp
         }
         port => agent.port_flags(port).no_fwd.then_some("a controller has set NO_FWD for the port"),
     };
-    let path = port.path().and_then(|path| agent.flows().tables().paths().get(usize::from(path)));
+    let path = port.path().and_then(|path| agent.flows().tables().paths().get(&path));
     let to = match (path, numbered(ports, port)) {
         (Some(path), _) => format!("path {}", path.name),
         (None, Some(port)) => port.name.clone(),

@@ -111,8 +111,8 @@ pub fn check(config: &Config) -> Result<()> {
     let Some(file) = &config.flows.file else { return Ok(()) };
     let text = read(file)?;
     let ports = ports::first(&config.ports).into_iter().map(|(id, name)| (name.to_string(), rule_port(id)));
-    let paths = (0..).zip(&config.paths);
-    let paths = paths.filter_map(|(n, path)| Some((format!("path:{}", path.name), RulePort::of_path(n)?)));
+    let paths = config.paths.iter();
+    let paths = paths.filter_map(|path| Some((format!("path:{}", path.name), RulePort::of_path(path.id)?)));
     let names: Vec<_> = ports.chain(paths).collect();
     check_ports(file, &text, |name| {
         names.iter().find(|(known, _)| known == name).map(|(_, number)| *number)

@@ -11,7 +11,7 @@ use logic::{
         FlowFilter,
         kernel::FlowMemory,
         slow::why_slow,
-        table::{PathPort, RuleId},
+        table::{PathPorts, RuleId},
         text::{self, InstructionsText, MatchText},
     },
     openflow::agent::Agent,
@@ -54,7 +54,7 @@ impl Listings {
         ports: &[SwitchPort],
         now_ms: u64,
     ) {
-        let paths = agent.as_mut().map(|agent| agent.flows().tables().paths().to_vec()).unwrap_or_default();
+        let paths = agent.as_mut().map(|agent| agent.flows().tables().paths().clone()).unwrap_or_default();
         let filter = match filter(&request.matching, ports, &paths) {
             Ok(filter) => filter,
             Err(error) => return drop(request.reply.send(Err(error))),
@@ -91,7 +91,7 @@ impl Listings {
 }
 
 /// Reads a filter in the form of `ovs-ofctl dump-flows`.
-fn filter(matching: &str, ports: &[SwitchPort], paths: &[PathPort]) -> Result<FlowFilter, ApiError> {
+fn filter(matching: &str, ports: &[SwitchPort], paths: &PathPorts) -> Result<FlowFilter, ApiError> {
     let names = names(ports, paths);
     text::parse_filter_named(matching, text::Names::of(&names)).map_err(|why| ApiError::bad(why.to_string()))
 }

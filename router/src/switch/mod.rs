@@ -339,6 +339,7 @@ impl Switch {
             self.begin_rules(rules)?;
         } else if let Some(rules) = &mut self.rules {
             rules.follow(&self.config, &self.devices.ports);
+            rules.set_paths(&self.config.paths, &self.devices.paths);
         }
         Ok(())
     }

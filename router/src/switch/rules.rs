@@ -33,13 +33,12 @@ use logic::{
         extension::{Core, Cores, Features},
         message::Description,
     },
-    paths::rows::Otherwise,
+    paths::{PathId, rows::Otherwise},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Read,
-    iter,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -160,13 +159,12 @@ impl Rules {
     }
 
     /// Sets the paths of the user plane, as configured, and whether they have workers.
-    pub fn set_paths(&mut self, configured: &[DaemonPath], now: &[SwitchPath]) {
-        let now = now.iter().copied().chain(iter::repeat(SwitchPath::default()));
-        let info = |(path, now): (&DaemonPath, SwitchPath)| PathInfo {
+    pub fn set_paths(&mut self, configured: &[DaemonPath], now: &BTreeMap<PathId, SwitchPath>) {
+        let info = |path: &DaemonPath| PathInfo {
             path: PathPort { name: path.name.clone(), drops: path.otherwise == Otherwise::Drop },
-            has_worker: now.has_worker,
+            has_worker: now.get(&path.id).is_some_and(|now| now.has_worker),
         };
-        self.agent.set_paths(configured.iter().zip(now).map(info).collect());
+        self.agent.set_paths(configured.iter().map(|path| (path.id, info(path))).collect());
     }
 
     /// Gives the agent the present cores and workloads, for controllers that ask.

@@ -1,7 +1,8 @@
 //! The interface between the control loop and the switch thread.
 
 use crate::{api::flows::ControllerLost, plane::PathCounts};
-use logic::{flow::RulePort, net::Mac, plan::PortId};
+use logic::{flow::RulePort, net::Mac, paths::PathId, plan::PortId};
+use std::collections::BTreeMap;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering::Relaxed},
@@ -57,8 +58,8 @@ impl Gauge {
 pub enum SwitchMessage {
     /// All ports, after each change of one.
     Ports(Vec<SwitchPort>),
-    /// All paths of the configuration, in its order: once a second, and when a path gets or loses its worker.
-    Paths(Vec<SwitchPath>),
+    /// All paths of the configuration, by number: once a second, and when a path gets or loses its worker.
+    Paths(BTreeMap<PathId, SwitchPath>),
     /// Whether rules are in charge of all attached ports, or why they could not be put in charge.
     InCharge(Result<bool, String>),
 }

@@ -43,8 +43,6 @@ pub(super) struct Planner {
     polling: Polling,
     /// As configured.
     io_mbps: Option<u32>,
-    /// The longest ring of all paths.
-    longest_ring: u32,
 }
 
 impl Planner {
@@ -63,7 +61,6 @@ impl Planner {
                 PollingMode::Busy => BUSY,
             },
             io_mbps: config.experimental.io_mbps.map(|rate| rate.0),
-            longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
         })
     }
 
@@ -72,8 +69,8 @@ impl Planner {
         let Wanted { ports, owners, routers, paths, .. } = wanted;
         let mut conditions = Vec::new();
         let owner = |port: &PortId| owners.get(port).copied();
-        let planned =
-            ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), &mut conditions))).collect();
+        let mut port = |id, device| self.port(device, owner(id), wanted.longest_ring, &mut conditions);
+        let planned = ports.iter().map(|(id, device)| (*id, port(id, device))).collect();
         let plan = WorkersPlan {
             cores: self.cores(other_work, &mut conditions)?,
             routers: routers.clone(),
@@ -99,7 +96,13 @@ impl Planner {
         self.ethtool.name(device.ifindex).ok().flatten()
     }
 
-    fn port(&self, device: &Device, router: Option<RouterId>, conditions: &mut Vec<String>) -> PortPlan {
+    fn port(
+        &self,
+        device: &Device,
+        router: Option<RouterId>,
+        longest_ring: u32,
+        conditions: &mut Vec<String>,
+    ) -> PortPlan {
         let Device { name, ifindex } = device;
         let there_are = self.name_now(device).map_or(0, |name| self.roots.rx_queues(&name).len());
         if there_are > MAX_QUEUES {
@@ -117,7 +120,7 @@ impl Planner {
             zero_copy: self.wants_zero_copy,
             polling: self.polling,
             // At least twice the longest ring of a path (`PortPlan::rings`).
-            rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
+            rings: Rings { fill: usual.fill.max(2 * longest_ring), ..usual },
         }
     }
 

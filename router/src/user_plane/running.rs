@@ -20,7 +20,7 @@ use super::{
 use crate::{
     api::workers::WorkersReport,
     base::guard::locked,
-    config::{Config, DaemonPath, ElementSettings},
+    config::{Config, DaemonPath},
     cores::{Roots, polled::PolledPorts},
     plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
     user_plane::{
@@ -35,10 +35,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use logic::{
-    paths::{
-        PathId,
-        rows::{Otherwise, PathClass},
-    },
+    paths::{PathId, rows::PathClass},
     plan::{PortId, RouterId},
 };
 use std::{
@@ -114,13 +111,11 @@ impl UserPlane {
         check_counted(settings.share).context("experimental.share")?;
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
-        let drop = |(id, path): (PathId, &DaemonPath)| (path.otherwise == Otherwise::Drop).then_some(id);
-        maps.set_drops((0..).zip(&config.paths).filter_map(drop));
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
-        let elements = config.paths.iter().flat_map(|path| &path.chain);
         let cores = config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default();
         let roots =
             Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?;
+        let mirrors: Vec<_> = config.paths.iter().flat_map(DaemonPath::mirrors).cloned().collect();
         let keeper = Keeper {
             maps: maps.clone(),
             epochs: epochs.clone(),
@@ -128,12 +123,13 @@ impl UserPlane {
             polled,
             other_work: OtherWork::open(&roots).context("reading what runs on cores")?,
             sas: sas.clone(),
-            captures: CaptureThreads::start(elements.filter_map(ElementSettings::mirror), &cores)?,
+            captures: CaptureThreads::start(&mirrors, &cores)?,
             planner: Planner::new(config, cores, roots)?,
             workers: None,
+            memory: None,
             tables: None,
             is_read: true,
-            wanted: Wanted::default(),
+            wanted: Wanted { mirrors, ..Wanted::default() },
             tally: Tally::default(),
         };
         let at = desk.clone();
@@ -175,6 +171,10 @@ impl UserPlane {
 impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
     fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()> {
         self.0.maps.set_classes(classes, own)
+    }
+
+    fn set_drops(&self, paths: &BTreeSet<PathId>) {
+        self.0.maps.set_drops(paths.iter().copied());
     }
 
     fn counts(&self) -> Vec<PathCounts> {
@@ -243,6 +243,7 @@ struct Keeper {
     sas: RunningSas,
     captures: CaptureThreads,
     workers: Option<Workers>,
+    memory: Option<Arc<MappedMemory>>,
     tables: Option<Arc<dyn Tables>>,
     /// All workers read `tables`.
     is_read: bool,
@@ -267,13 +268,11 @@ impl Keeper {
             if ends {
                 return self.end();
             }
-            if let Some(memory) = memory {
-                self.tables = Some(Arc::new(Shared {
-                    memory,
-                    sas: self.sas.table(),
-                    captures: self.captures.captures(),
-                }));
-                self.is_read = false;
+            if let Some(wanted) = wanted {
+                self.wanted = wanted;
+            }
+            if self.captures.add(&self.wanted.mirrors) || memory.is_some() {
+                self.make_tables(memory);
             }
             let mut conditions = Vec::from_iter(self.read());
             if self.is_read {
@@ -283,10 +282,9 @@ impl Keeper {
                 self.maps.hold(orders.tables.is_some());
                 desk.news.notify_all();
             }
-            if let Some(wanted) = wanted {
-                self.wanted = wanted;
-            }
             conditions.extend(self.round());
+            // No path copies to the others any more.
+            self.captures.keep(&self.wanted.mirrors);
             conditions
                 .extend(self.maps.condition().map(str::to_owned).into_iter().chain(self.sas.condition()));
             conditions.extend(self.captures.conditions(Instant::now()));
@@ -297,6 +295,15 @@ impl Keeper {
             locked(&desk.orders).done = given;
             desk.news.notify_all();
         }
+    }
+
+    /// Makes tables with this memory, or the last one, and with the present captures.
+    fn make_tables(&mut self, memory: Option<Arc<MappedMemory>>) {
+        self.memory = memory.or(self.memory.take());
+        let Some(memory) = self.memory.clone() else { return };
+        let (sas, captures) = (self.sas.table(), self.captures.captures());
+        self.tables = Some(Arc::new(Shared { memory, sas, captures }));
+        self.is_read = false;
     }
 
     /// The state of workers and the other work on their cores; also why the other work is not known.

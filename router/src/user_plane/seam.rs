@@ -1,14 +1,19 @@
 //! The interface between the control loop and the user plane.
 
 use crate::{
-    api::workers::WorkersReport, linux::netns::NamespaceRef, plane::PathCounts, user_plane::workers::PathPlan,
+    api::workers::WorkersReport, config::MirrorSettings, linux::netns::NamespaceRef, plane::PathCounts,
+    user_plane::workers::PathPlan,
 };
 use anyhow::Result;
 use logic::{
     paths::{PathId, rows::PathClass},
     plan::{PortId, RouterId},
 };
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 /// A device to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub trait UserPlane<M>: Clone {
     /// Replaces the classes of all paths at once; their order counts. `own` has the router of each port, for packets that are for no
     /// interface.
     fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()>;
+    /// Sets the paths whose packets are dropped if no worker can take them. It counts from the next packet on.
+    fn set_drops(&self, paths: &BTreeSet<PathId>);
     /// The counters of paths, by number.
     fn counts(&self) -> Vec<PathCounts>;
     /// Replaces the tables: from now on, only these are kept equal to Linux. Waits until workers read them, at most a second. If they
@@ -50,6 +57,10 @@ pub struct Wanted {
     pub namespaces: BTreeMap<RouterId, NamespaceRef>,
     /// The paths whose ports and router exist.
     pub paths: BTreeMap<PathId, PathPlan>,
+    /// The captures of all configured paths.
+    pub mirrors: Vec<MirrorSettings>,
+    /// The longest ring of all configured paths.
+    pub longest_ring: u32,
 }
 
 /// The state of the user plane.

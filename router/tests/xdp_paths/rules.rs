@@ -81,7 +81,7 @@ impl Rules {
             &Instructions::apply([Action::output(RulePort::NORMAL)]),
         );
         tables.set_cores(Some([0, 1].into()));
-        tables.set_paths((0..10).map(|n| PathPort { name: format!("{n}"), drops: n == 9 }).collect());
+        tables.set_paths((0..10).map(|n| (n, PathPort { name: format!("{n}"), drops: n == 9 })).collect());
         maps.set_drops([9]);
         Rules { plane: flows, tables, grace: Grace::new().unwrap() }
     }

@@ -20,7 +20,7 @@ use super::{
     RulePort,
     kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer, answer::Reader},
     rule::TableId,
-    table::{Change, Count, Dialect, PathPort, RuleId, Tables},
+    table::{Change, Count, Dialect, PathPorts, RuleId, Tables},
 };
 use std::collections::BTreeSet;
 
@@ -126,7 +126,7 @@ impl<M: FlowMemory> Flows<M> {
     }
 
     /// Sets the paths that rules may send packets to: see [`Tables::set_paths`].
-    pub fn set_paths(&mut self, paths: Vec<PathPort>) {
+    pub fn set_paths(&mut self, paths: PathPorts) {
         self.tables.set_paths(paths);
     }
 

@@ -51,7 +51,7 @@ impl Tables {
             return Err(Refused::TooManyActions);
         }
         if let Some(path) = gives_to(i) {
-            return demand(usize::from(path) < self.paths.len(), Refused::BadPort);
+            return demand(self.paths.contains_key(&path), Refused::BadPort);
         }
         // If the match is not considered, nothing is known of the packet.
         let mut packet = (dialect == Dialect::OpenFlow13).then_some(*matching);
@@ -426,7 +426,7 @@ mod tests {
                 let request = FlowMod { instructions: instructions.clone(), ..add(1, Match::ANY, []) };
                 assert_eq!(tables.apply(&request, dialect, 0).map(|_| ()), bad, "no paths yet");
                 let paths = ["a", "b"].map(|name| PathPort { name: name.into(), drops: false });
-                tables.set_paths(paths.into());
+                tables.set_paths((0..).zip(paths).collect());
                 assert_eq!(
                     tables.apply(&request, dialect, 0).map(|_| ()),
                     expected,
@@ -435,7 +435,7 @@ mod tests {
             }
         }
         let mut tables = tables();
-        tables.set_paths(vec![PathPort { name: "a".into(), drops: true }]);
+        tables.set_paths([(0, PathPort { name: "a".into(), drops: true })].into());
         assert_eq!(tables.check_actions(&[path(0)]), bad, "only the kernel plane can send to a worker");
         assert_eq!((RulePort::of_path(63), RulePort::of_path(64)), (Some(RulePort(0xfe3f)), None));
         assert_eq!(

@@ -59,6 +59,7 @@ use super::{
     FlowCommand, FlowFilter, FlowMod, FlowRemoved, Instructions, Key, Match, Refused, Removed, RulePort,
     rule::{CORE_TABLE, TABLES, TableId},
 };
+use crate::paths::PathId;
 use groups::Groups;
 use lookup::Tuples;
 use meters::Meters;
@@ -117,8 +118,11 @@ pub struct Tables {
     ports: BTreeMap<RulePort, bool>,
     /// Cores that packets can be handed to. `None`: packets cannot be handed over.
     cores: Option<BTreeSet<u16>>,
-    paths: Vec<PathPort>,
+    paths: PathPorts,
 }
+
+/// The existing paths, by number.
+pub type PathPorts = BTreeMap<PathId, PathPort>;
 
 /// A path of the user plane, to which rules send packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,13 +152,14 @@ impl Tables {
         self.cores = cores;
     }
 
-    /// Sets the paths that rules may name by [`RulePort::of_path`]. There are none by default.
-    pub fn set_paths(&mut self, paths: Vec<PathPort>) {
+    /// Sets the paths that rules may name by [`RulePort::of_path`]. There are none by default. Rules that name a missing path
+    /// stay.
+    pub fn set_paths(&mut self, paths: PathPorts) {
         self.paths = paths;
     }
 
     /// The paths that were set.
-    pub fn paths(&self) -> &[PathPort] {
+    pub fn paths(&self) -> &PathPorts {
         &self.paths
     }
 

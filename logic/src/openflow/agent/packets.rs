@@ -202,8 +202,7 @@ impl<M: FlowMemory> Agent<M> {
                 RulePort::LOCAL => self.effects.push(Effect::Local { in_port, frame }),
                 // No worker can take packets of user space, and they cannot go back to the kernel plane.
                 port if port.path().is_some() => {
-                    let path =
-                        port.path().and_then(|path| self.flows.tables().paths().get(usize::from(path)));
+                    let path = port.path().and_then(|path| self.flows.tables().paths().get(&path));
                     if path.is_some_and(|path| !path.drops) {
                         self.effects.push(Effect::Normal { in_port, frame });
                     }

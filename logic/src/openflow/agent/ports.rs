@@ -8,6 +8,7 @@ use crate::{
         BadMessage, Message,
         message::{PortConfig, PortDescription, PortFeatures, PortMod, PortReason, PortState, PortStats},
     },
+    paths::PathId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -151,8 +152,8 @@ impl PathInfo {
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     real: BTreeMap<RulePort, Entry>,
-    /// Logical ports, by index.
-    paths: Vec<PathInfo>,
+    /// Logical ports.
+    paths: BTreeMap<PathId, PathInfo>,
 }
 
 impl Ports {
@@ -167,7 +168,7 @@ impl Ports {
     }
 
     fn logical(&self, port: RulePort) -> Option<&PathInfo> {
-        self.paths.get(usize::from(port.path()?))
+        self.paths.get(&port.path()?)
     }
 
     /// Does a port have this MAC address?
@@ -181,7 +182,7 @@ impl Ports {
 
     pub fn descriptions(&self) -> impl Iterator<Item = PortDescription> + '_ {
         let logical =
-            (0..).map_while(RulePort::of_path).zip(&self.paths).map(|(port, path)| path.description(port));
+            self.paths.iter().filter_map(|(&id, path)| Some(path.description(RulePort::of_path(id)?)));
         self.real.values().map(Entry::description).chain(logical)
     }
 
@@ -224,15 +225,15 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Sets the existing paths, in the order of the configuration. Rules may send packets to them, and controllers get the
-    /// changes of their ports.
-    pub fn set_paths(&mut self, paths: Vec<PathInfo>) {
-        self.flows.set_paths(paths.iter().map(|of| of.path.clone()).collect());
+    /// Sets the existing paths. Rules may send packets to them, and controllers get the changes of their ports.
+    pub fn set_paths(&mut self, paths: BTreeMap<PathId, PathInfo>) {
+        self.flows.set_paths(paths.iter().map(|(id, of)| (*id, of.path.clone())).collect());
         let old = std::mem::replace(&mut self.ports.paths, paths);
         let now = &self.ports.paths;
         let mut told = Vec::new();
-        for (n, port) in (0..).zip((0..).map_while(RulePort::of_path)).take(old.len().max(now.len())) {
-            match (old.get(n), now.get(n)) {
+        let ids: BTreeSet<PathId> = old.keys().chain(now.keys()).copied().collect();
+        for (id, port) in ids.into_iter().filter_map(|id| Some((id, RulePort::of_path(id)?))) {
+            match (old.get(&id), now.get(&id)) {
                 (Some(before), None) => told.push((PortReason::Delete, before.description(port))),
                 (Some(before), Some(path)) if before.path.name == path.path.name => {
                     if before.has_worker != path.has_worker {

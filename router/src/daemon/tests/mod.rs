@@ -43,7 +43,7 @@ use logic::{
         AttachedPort, Change, Dump, Event, Link, LinkConf4, LinkConf6, LinkKind, MacvlanMode, Namespace,
         NamespaceId, Neighbour, Next, NextHop, Route, RouteKind, Settings as NamespaceSettings,
     },
-    paths::rows::PathClass,
+    paths::{PathId, rows::PathClass},
     plan::PortId,
     reason::Reason,
     steer::Sample,
@@ -115,6 +115,8 @@ struct World {
     deadline: Rc<Cell<Duration>>,
     /// The classes that were set in the program, in order.
     classes: RefCell<Vec<SetClasses>>,
+    /// The paths that drop, in order.
+    drops: RefCell<Vec<BTreeSet<PathId>>>,
     /// For each swap, whether the program was the one with paths.
     swapped: RefCell<Vec<Option<bool>>>,
     /// Why classes cannot be set.
@@ -137,6 +139,9 @@ impl UserPlane<Shared> for FakePaths {
         }
         self.0.classes.borrow_mut().push((classes.to_vec(), own.clone()));
         Ok(())
+    }
+    fn set_drops(&self, paths: &BTreeSet<PathId>) {
+        self.0.drops.borrow_mut().push(paths.clone());
     }
     fn counts(&self) -> Vec<PathCounts> {
         let one = PathCounts {

@@ -76,9 +76,9 @@ fn the_switch_thread_learns_at_once_which_paths_have_workers_and_gets_counters_o
         let messages = std::mem::take(&mut *case.linux.0.messages.lock().unwrap()).into_iter();
         let paths = messages
             .filter_map(|message| if let SwitchMessage::Paths(paths) = message { Some(paths) } else { None });
-        let workers = |paths: Vec<SwitchPath>| {
-            assert!(paths.iter().all(|path| (path.counts.packets, path.counts.ring_full) == (5, 2)));
-            Vec::from_iter(paths.iter().map(|path| path.has_worker))
+        let workers = |paths: BTreeMap<PathId, SwitchPath>| {
+            assert!(paths.values().all(|path| (path.counts.packets, path.counts.ring_full) == (5, 2)));
+            Vec::from_iter(paths.values().map(|path| path.has_worker))
         };
         Vec::from_iter(paths.map(workers))
     };

@@ -114,6 +114,88 @@ fn a_removed_port_is_detached_and_begins_at_zero_when_it_comes_back() {
     assert_eq!(ports(&mut case)[1], (1, "eth2".into(), 0));
 }
 
+fn parsed(text: &str) -> Config {
+    Config::parse(std::path::Path::new("m.toml"), text).unwrap()
+}
+
+fn path(name: &str, more: &str) -> String {
+    let port = name[1..].parse::<u16>().map_or_else(|_| name.as_bytes()[0].into(), |n| 1000 + n);
+    format!(
+        "[[path]]\nname = \"{name}\"\nclass = {{ protocol = \"udp\", destination_port = {port} }}\nchain = [\"count\", \"discard\"]\n{more}\n"
+    )
+}
+
+const WORKERS: &str = "ports = [\"eth1\", \"eth2\"]\n[workers]\ncores = \"0\"\n";
+
+/// Flow rules, counters and workers know paths by number.
+#[test]
+fn paths_keep_their_numbers_and_those_of_others_are_not_given_away() {
+    let with = |paths: &[&str]| parsed(&[&[WORKERS][..], paths].concat().concat());
+    let (a, b, c) = (path("a", ""), path("b", "otherwise = \"drop\""), path("c", ""));
+    let mut case = start_with(with(&[&a, &b]), linux()).unwrap();
+    let classes = |case: &Case| {
+        let set = case.linux.0.classes.borrow();
+        set.last().unwrap().0.iter().map(|class| class.path).collect::<Vec<_>>()
+    };
+    let drops = |case: &Case| case.linux.0.drops.borrow().last().unwrap().clone();
+    assert_eq!((classes(&case), drops(&case)), (vec![0, 1], [1].into()));
+    assert_eq!(case.reload(with(&[&c, &a])), changed(&["path"]));
+    // At once. Rules may still send packets to `b`.
+    assert_eq!((classes(&case), drops(&case)), (vec![2, 0], [1].into()));
+    let wanted = case.linux.0.wanted.borrow().last().unwrap().clone();
+    assert_eq!(
+        wanted.paths.iter().map(|(id, path)| (*id, &*path.name)).collect::<Vec<_>>(),
+        [(0, "a"), (2, "c")]
+    );
+    let reports = case.status().paths;
+    assert_eq!(reports.iter().map(|path| &*path.path).collect::<Vec<_>>(), ["c", "a"]);
+    // The order counts.
+    assert_eq!(case.reload(with(&[&a, &c])), changed(&["path"]));
+    assert_eq!(classes(&case), [0, 2]);
+    assert_eq!(case.reload(with(&[&a, &path("b", ""), &c])), changed(&["path"]));
+    assert_eq!((classes(&case), drops(&case)), (vec![0, 1, 2], [].into()));
+    let many: Vec<_> = (0..62).map(|n| path(&format!("n{n}"), "")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    let said = case.reload(with(&many)).unwrap_err();
+    assert!(said.starts_with("nothing was changed: no number is free for path n61"), "{said}");
+    assert_eq!(classes(&case), [0, 1, 2]);
+    assert_eq!(case.reload(with(&many[..61])), changed(&["path"]));
+    assert_eq!(classes(&case), (3..64).collect::<Vec<_>>());
+    assert_eq!(case.reload(with(&[])), changed(&["path"]));
+    assert_eq!((classes(&case), case.linux.0.swapped.borrow().last()), (vec![], Some(&Some(false))));
+}
+
+#[test]
+fn the_first_paths_come_with_workers_and_a_program_that_knows_paths() {
+    let mut case = start();
+    assert_eq!(case.linux.0.attached.borrow().last().unwrap().paths, None);
+    let said = case.reload(parsed(&[WORKERS, &path("a", "")].concat()));
+    assert_eq!(said, changed(&["workers.cores", "path"]));
+    assert_eq!(case.linux.0.attached.borrow().last().unwrap().paths, Some(true), "from its first packet on");
+    assert_eq!(case.linux.0.wanted.borrow().last().unwrap().paths[&0].name, "a");
+    assert!(case.linux.0.tables_of_workers.borrow().is_some());
+    let other =
+        parsed(&["ports = [\"eth1\", \"eth2\"]\n[workers]\ncores = \"1\"\n", &path("a", "")].concat());
+    let said = case.reload(other).unwrap_err();
+    assert!(said.contains("cannot change workers.cores"), "{said}");
+}
+
+#[test]
+fn a_capture_changes_only_with_its_file() {
+    let with = |file: &str, bytes: u32| {
+        let chain = format!(
+            "chain = [{{ element = \"mirror\", file = \"{file}\", snap_bytes = {bytes} }}, \"discard\"]"
+        );
+        parsed(&[WORKERS, &path("a", "").replace("chain = [\"count\", \"discard\"]", &chain)].concat())
+    };
+    let mut case = start_with(with("/tmp/a.pcap", 100), linux()).unwrap();
+    let said = case.reload(with("/tmp/a.pcap", 200)).unwrap_err();
+    assert!(said.starts_with("nothing was changed: mirror /tmp/a.pcap: "), "{said}");
+    assert_eq!(case.reload(with("/tmp/b.pcap", 200)), changed(&["path"]));
+    let wanted = case.linux.0.wanted.borrow().last().unwrap().clone();
+    assert_eq!(wanted.mirrors.iter().map(|m| m.file.to_str().unwrap()).collect::<Vec<_>>(), ["/tmp/b.pcap"]);
+}
+
 /// While a port that is gone is still attached, a new one gets another number.
 #[test]
 fn a_number_in_use_is_not_given_away() {

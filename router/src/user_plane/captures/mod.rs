@@ -26,12 +26,12 @@ mod writer;
 pub use sink::{OfDaemon, OfRun, Sink};
 
 use crate::{
-    base::{priority::Urgency, privileges},
+    base::{guard::locked, priority::Urgency, privileges},
     config::{Captures, MirrorSettings},
     cores::CoreId,
     user_plane::workers::Clock,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use logic::elements::{Copies, MOST_PACKETS, NoCopy};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{
@@ -39,7 +39,7 @@ use std::{
     mem,
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
@@ -62,17 +62,25 @@ const COMPARES: usize = 5;
 const BETWEEN_NS: u64 = 100_000;
 /// The nice value of threads that write.
 const NICE: i32 = 19;
+const STARTING: &str = "starting a thread of a mirror";
 
-/// The captures of the daemon, and their threads. None, by default.
-#[derive(Default)]
+/// The captures of the daemon, and their threads.
 pub struct CaptureThreads {
     captures: Captures,
-    threads: Vec<Running>,
-    ends: Arc<AtomicBool>,
+    /// By file.
+    threads: BTreeMap<PathBuf, Running>,
+    /// Captures that were removed, while their last copies are written.
+    leaving: Vec<Running>,
+    /// Why a capture did not start.
+    refused: Option<String>,
+    /// The cores of the threads; `None`: any.
+    cores: Option<CpuSet>,
+    looker: Looker,
 }
 
 struct Running {
     file: PathBuf,
+    ends: Arc<AtomicBool>,
     ended: Receiver<()>,
     thread: JoinHandle<()>,
     fault: Fault,
@@ -89,44 +97,93 @@ impl CaptureThreads {
         mirrors: impl IntoIterator<Item = &'m MirrorSettings>,
         workers: &BTreeSet<CoreId>,
     ) -> Result<CaptureThreads> {
-        let ends = Arc::<AtomicBool>::default();
-        // Dropping this ends the started threads if another cannot be started.
-        let mut all =
-            CaptureThreads { captures: Captures::default(), threads: Vec::new(), ends: ends.clone() };
-        let (mut by_file, mut rings) = (BTreeMap::new(), Vec::new());
-        let cores = cores_but(workers);
-        let starting = "starting a thread of a mirror";
+        let mut all = CaptureThreads {
+            captures: Captures::default(),
+            threads: BTreeMap::new(),
+            leaving: Vec::new(),
+            refused: None,
+            cores: cores_but(workers),
+            looker: Looker::default(),
+        };
+        all.add(mirrors);
+        match all.refused.take() {
+            None => Ok(all),
+            Some(why) => bail!("{why}"),
+        }
+    }
+
+    /// Starts captures that are new. Returns whether it started any; then elements need [`CaptureThreads::captures`] again. If one
+    /// cannot start, this is a condition until a later call starts it.
+    pub fn add<'m>(&mut self, mirrors: impl IntoIterator<Item = &'m MirrorSettings>) -> bool {
+        let before = self.threads.len();
+        self.tidy();
+        self.refused = None;
         for mirror in mirrors {
-            let (copies, taker) = Copies::new(RING_BYTES);
-            let writer = Writer::new(taker, OfDaemon::new(&mirror.file, ends.clone()), mirror);
-            let fault = writer.fault();
-            let (tell, ended) = channel();
-            let until = ends.clone();
-            let thread = thread::Builder::new().name("mirror".into());
-            let thread = thread.spawn(move || {
-                let ready = in_the_background(cores);
-                if let Err(error) = ready {
-                    return writer.fails(&format!("{error:#}"));
-                }
-                run(writer, &until, tell);
-            });
-            let thread = thread.context(starting)?;
-            rings.push((copies.clone(), thread.thread().clone()));
-            let full = Full { copies: copies.clone(), lost: 0, at: None };
-            all.threads.push(Running { file: mirror.file.clone(), ended, thread, fault, full });
-            by_file.insert(mirror.file.clone(), copies);
+            if !self.threads.contains_key(&mirror.file)
+                && let Err(error) = self.begin(mirror)
+            {
+                self.refused = Some(format!("mirror {}: {error:#}", mirror.file.display()));
+            }
         }
-        if !rings.is_empty() {
-            let until = ends.clone();
-            let looks = move || {
-                // After a failure it looks all the same, because it does nothing else.
-                let _ = in_the_background(cores);
-                look(&rings, &until);
-            };
-            thread::Builder::new().name("mirrors".into()).spawn(looks).context(starting)?;
+        self.threads.len() > before && self.publish()
+    }
+
+    /// Ends all other captures. No element may copy to them any more.
+    pub fn keep(&mut self, mirrors: &[MirrorSettings]) {
+        let stays = |file: &PathBuf| mirrors.iter().any(|mirror| mirror.file == *file);
+        let (stay, gone) = mem::take(&mut self.threads).into_iter().partition(|(file, _)| stays(file));
+        self.threads = stay;
+        let gone: BTreeMap<_, _> = gone;
+        gone.values().for_each(Running::ends);
+        self.leaving.extend(gone.into_values());
+        self.tidy();
+    }
+
+    fn begin(&mut self, mirror: &MirrorSettings) -> Result<()> {
+        ensure!(
+            !self.leaving.iter().any(|running| running.file == mirror.file),
+            "an earlier capture still writes its last copies to the file"
+        );
+        let (copies, taker) = Copies::new(RING_BYTES);
+        let ends = Arc::<AtomicBool>::default();
+        let writer = Writer::new(taker, OfDaemon::new(&mirror.file, ends.clone()), mirror);
+        let fault = writer.fault();
+        let (tell, ended) = channel();
+        let (until, cores) = (ends.clone(), self.cores);
+        let thread = thread::Builder::new().name("mirror".into());
+        let thread = thread.spawn(move || {
+            let ready = in_the_background(cores);
+            if let Err(error) = ready {
+                return writer.fails(&format!("{error:#}"));
+            }
+            run(writer, &until, tell);
+        });
+        let thread = thread.context(STARTING)?;
+        let full = Full { copies, lost: 0, at: None };
+        let running = Running { file: mirror.file.clone(), ends, ended, thread, fault, full };
+        self.threads.insert(mirror.file.clone(), running);
+        Ok(())
+    }
+
+    /// Makes the rings known to elements, and to the thread that looks at them.
+    fn publish(&mut self) -> bool {
+        let by_file = self.threads.iter().map(|(file, running)| (file.clone(), running.full.copies.clone()));
+        self.captures = Captures::new(by_file.collect());
+        let ring = |running: &Running| (running.full.copies.clone(), running.thread.thread().clone());
+        if let Err(error) = self.looker.look_at(self.threads.values().map(ring).collect(), self.cores) {
+            self.refused = Some(format!("{error:#}"));
         }
-        all.captures = Captures::new(by_file);
-        Ok(all)
+        true
+    }
+
+    /// Forgets removed captures whose threads have ended.
+    fn tidy(&mut self) {
+        let has_ended = |running: &mut Running| running.thread.is_finished();
+        for running in self.leaving.extract_if(.., has_ended) {
+            if let Some(fault) = writer::read(&running.fault) {
+                tracing::warn!("{fault}");
+            }
+        }
     }
 
     /// The rings, for elements.
@@ -147,7 +204,7 @@ impl CaptureThreads {
             let fault = fault.or_else(|| running.thread.is_finished().then(failed));
             fault.into_iter().chain(is_full.then(lost))
         };
-        self.threads.iter_mut().flat_map(condition).collect()
+        self.threads.values_mut().flat_map(condition).chain(self.refused.clone()).collect()
     }
 
     /// Writes all copies, and ends. Returns the files that lack copies, or were not written in time.
@@ -156,8 +213,8 @@ impl CaptureThreads {
     }
 
     fn end(&mut self) -> Vec<String> {
-        self.ends.store(true, Ordering::Release);
-        self.threads.iter().for_each(|running| running.thread.thread().unpark());
+        let all: Vec<_> = mem::take(&mut self.threads).into_values().chain(self.leaving.drain(..)).collect();
+        all.iter().for_each(Running::ends);
         let deadline = Instant::now() + ENDS;
         let end = |running: Running| {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -168,7 +225,15 @@ impl CaptureThreads {
             };
             is_late.then(late).or_else(|| writer::read(&running.fault))
         };
-        self.threads.drain(..).filter_map(end).collect()
+        all.into_iter().filter_map(end).collect()
+    }
+}
+
+impl Running {
+    /// Makes the thread write all copies, and end.
+    fn ends(&self) {
+        self.ends.store(true, Ordering::Release);
+        self.thread.thread().unpark();
     }
 }
 
@@ -216,10 +281,43 @@ fn in_the_background(cores: Option<CpuSet>) -> Result<()> {
     privileges::give_up_all()
 }
 
-/// Wakes the threads whose rings have copies.
-fn look(rings: &[(Arc<Copies>, Thread)], ends: &AtomicBool) {
+type Rings = Vec<(Arc<Copies>, Thread)>;
+
+/// The thread that wakes those whose rings have copies. It starts with the first ring.
+#[derive(Default)]
+struct Looker {
+    rings: Arc<Mutex<Rings>>,
+    has_begun: bool,
+    ends: Arc<AtomicBool>,
+}
+
+impl Looker {
+    fn look_at(&mut self, rings: Rings, cores: Option<CpuSet>) -> Result<()> {
+        *locked(&self.rings) = rings;
+        if !self.has_begun {
+            let (rings, ends) = (self.rings.clone(), self.ends.clone());
+            let looks = move || {
+                // After a failure it looks all the same, because it does nothing else.
+                let _ = in_the_background(cores);
+                look(&rings, &ends);
+            };
+            thread::Builder::new().name("mirrors".into()).spawn(looks).context(STARTING)?;
+            self.has_begun = true;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Looker {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Release);
+    }
+}
+
+fn look(rings: &Mutex<Rings>, ends: &AtomicBool) {
     while !ends.load(Ordering::Acquire) {
-        rings.iter().filter(|(copies, _)| copies.are_waiting()).for_each(|(_, thread)| thread.unpark());
+        let waiting = |(copies, _): &&(Arc<Copies>, Thread)| copies.are_waiting();
+        locked(rings).iter().filter(waiting).for_each(|(_, thread)| thread.unpark());
         thread::sleep(LOOKS);
     }
 }

@@ -429,17 +429,19 @@ fn a_thread_has_a_core_whatever_workers_have() {
 /// A full ring is reported for some seconds, so that it is not overlooked.
 #[test]
 fn a_ring_that_was_full_is_reported_for_a_while() {
-    let mut threads = CaptureThreads::default();
+    let mut threads = CaptureThreads::start([], &BTreeSet::new()).unwrap();
     let (copies, _taker) = Copies::new(0);
     let mut chain =
         Chain::new(vec![Box::new(Mirror::new(copies.clone(), 100, 1)), Box::new(Discard)]).unwrap();
-    threads.threads.push(Running {
+    let running = Running {
         file: "a.pcap".into(),
+        ends: Arc::default(),
         ended: channel().1,
         thread: thread::spawn(thread::park),
         fault: Fault::default(),
         full: Full { copies, lost: 0, at: None },
-    });
+    };
+    threads.threads.insert("a.pcap".into(), running);
     let condition = "mirror a.pcap: copies are lost, because more come than are written (mirror_full)";
     let start = Instant::now();
     let at = |seconds: f32| start + Duration::from_secs_f32(seconds);

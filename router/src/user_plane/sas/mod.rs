@@ -123,6 +123,22 @@ impl Sas {
     }
 
     fn change_by(&mut self, set: &[SaConfig], remove: &[SaName], means: &Means<'_>) -> Result<(), String> {
+        let made = self.prepare(set, remove, means)?;
+        self.put(made);
+        for SaName { sa, spi } in remove {
+            self.remove(sa, *spi);
+        }
+        Ok(())
+    }
+
+    /// Takes all steps of a change that can fail. The SAs are then put into the table with [`Sas::put`], or given back with
+    /// [`Sas::give_back`].
+    fn prepare(
+        &mut self,
+        set: &[SaConfig],
+        remove: &[SaName],
+        means: &Means<'_>,
+    ) -> Result<Vec<Made>, String> {
         for SaName { sa, spi } in remove {
             if !self.made.iter().any(|made| (&made.config.name, made.config.spi) == (sa, *spi)) {
                 return Err(format!("there is no SA {sa} with SPI {spi}: see `millrace sas`"));
@@ -136,15 +152,43 @@ impl Sas {
         let made = self.make(set, means).map_err(|wrong| wrong.to_string())?;
         if let Some((of, why)) = made.iter().find_map(|made| Some((made, made.reserve().err()?))) {
             let why = of.config.wrong("sequence_file", why).to_string();
-            // Numbers that were reserved of other SAs are given back.
-            let given_back: Vec<_> = made.into_iter().filter_map(|made| made.finish().1.err()).collect();
-            return Err([vec![why], given_back].concat().join("; "));
+            return Err([vec![why], Sas::give_back(made)].concat().join("; "));
         }
-        self.put(made);
-        for SaName { sa, spi } in remove {
-            self.remove(sa, *spi);
+        Ok(made)
+    }
+
+    /// Gives back the numbers that were reserved of SAs that are not used. Returns what failed.
+    fn give_back(made: Vec<Made>) -> Vec<String> {
+        made.into_iter().filter_map(|made| made.finish().1.err()).collect()
+    }
+
+    /// The change from the SAs of one configuration to those of another: SAs to set and to remove. Those that are in both stay as they
+    /// are, also if others were set meanwhile.
+    ///
+    /// # Errors
+    /// An SA differs, and its SPI does not.
+    fn difference(&self, old: &SasConfig, new: &SasConfig) -> Result<(Vec<SaConfig>, Vec<SaName>), String> {
+        let has = |all: &[SaConfig], sa: &SaConfig| all.iter().any(|other| other.is_same(sa));
+        let running = |sa: &SaConfig| self.made.iter().any(|made| made.config.is_same(sa));
+        let set: Vec<SaConfig> =
+            new.sas.iter().filter(|sa| !has(&old.sas, sa) && !running(sa)).cloned().collect();
+        let is = |sa: &SaConfig, other: &SaConfig| (&sa.name, sa.spi) == (&other.name, other.spi);
+        if let Some(changed) = set.iter().find(|sa| self.made.iter().any(|made| is(&made.config, sa))) {
+            return Err(changed
+                .wrong("spi", "a changed SA needs another SPI, and another key".into())
+                .to_string());
         }
-        Ok(())
+        let is_replaced = |sa: &SaConfig| {
+            sa.is_outbound() && set.iter().any(|new| new.is_outbound() && new.name == sa.name)
+        };
+        let goes = |sa: &&SaConfig| {
+            let was_configured =
+                old.sas.iter().any(|old| is(old, sa)) && !new.sas.iter().any(|new| is(new, sa));
+            (was_configured || !new.uses(&sa.name)) && !is_replaced(sa)
+        };
+        let gone = self.made.iter().map(|made| &made.config).filter(goes);
+        let remove = gone.map(|sa| SaName { sa: sa.name.clone(), spi: sa.spi }).collect();
+        Ok((set, remove))
     }
 
     /// Makes SAs, without putting them into the table.

@@ -4,7 +4,7 @@
 //! nor their control wait for it. A change reads keys and opens files, which may take as long, under a lock that only changes take. A
 //! list of SAs shows the result of the last change, and does not keep SAs alive.
 
-use super::{Listed, Sas, Sending, first_error};
+use super::{FILES, Listed, Made, Sas, Sending, first_error};
 use crate::{
     api::sas::{CryptoReport, SaName, SasReport},
     base::guard::locked,
@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use logic::esp::SaTable;
 use std::{
     path::Path,
-    sync::{Arc, Condvar, Mutex, PoisonError, TryLockError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
     thread,
     time::Duration,
 };
@@ -28,7 +28,7 @@ pub struct RunningSas(Arc<Running>);
 
 #[derive(Default)]
 struct Running {
-    config: SasConfig,
+    config: Mutex<SasConfig>,
     table: Arc<SaTable>,
     /// Locked during a change.
     sas: Mutex<Sas>,
@@ -70,11 +70,40 @@ impl Running {
     }
 }
 
+/// A change that only has to be put in force. Dropped, it changes nothing.
+#[must_use]
+pub struct Prepared<'a> {
+    running: &'a Running,
+    sas: MutexGuard<'a, Sas>,
+    made: Vec<Made>,
+    remove: Vec<SaName>,
+    config: SasConfig,
+}
+
+impl Prepared<'_> {
+    pub fn put_in_force(mut self) {
+        *locked(&self.running.config) = std::mem::take(&mut self.config);
+        self.sas.put(std::mem::take(&mut self.made));
+        for SaName { sa, spi } in &self.remove {
+            self.sas.remove(sa, *spi);
+        }
+        self.running.tell(&self.sas);
+        self.sas.tidy();
+        locked(&self.running.work).is_untidy = !self.sas.leaving.is_empty();
+    }
+}
+
+impl Drop for Prepared<'_> {
+    fn drop(&mut self) {
+        Sas::give_back(std::mem::take(&mut self.made)).iter().for_each(|failed| tracing::warn!("{failed}"));
+    }
+}
+
 impl RunningSas {
     /// Like [`Sas::load`].
     pub fn load(config: &SasConfig) -> Result<Self, ConfigError> {
         let sas = Sas::load(config)?;
-        let (config, table) = (config.clone(), sas.table.clone());
+        let (config, table) = (Mutex::new(config.clone()), sas.table.clone());
         let listing = Mutex::new(Listing { crypto: sas.crypto(), sas: sas.listed() });
         Ok(Self(Arc::new(Running { config, table, sas: Mutex::new(sas), listing, ..Running::default() })))
     }
@@ -109,7 +138,7 @@ impl RunningSas {
     pub fn change(&self, file: &Path, text: &str, remove: &[SaName]) -> Result<(), String> {
         let set = match text {
             "" => Vec::new(),
-            text => self.0.config.more(file, text).map_err(|wrong| wrong.to_string())?,
+            text => locked(&self.0.config).more(file, text).map_err(|wrong| wrong.to_string())?,
         };
         let mut sas = locked(&self.0.sas);
         if locked(&self.0.work).has_ended {
@@ -120,6 +149,20 @@ impl RunningSas {
         sas.tidy();
         locked(&self.0.work).is_untidy = !sas.leaving.is_empty();
         changed
+    }
+
+    /// Takes all steps from the SAs of the present configuration to those of another that can fail. Other changes wait meanwhile.
+    ///
+    /// # Errors
+    /// The change is not possible. Then nothing changes.
+    pub fn prepare(&self, config: &SasConfig) -> Result<Prepared<'_>, String> {
+        let mut sas = locked(&self.0.sas);
+        if locked(&self.0.work).has_ended {
+            return Err("the daemon is ending".into());
+        }
+        let (set, remove) = sas.difference(&locked(&self.0.config), config)?;
+        let made = sas.prepare(&set, &remove, &FILES)?;
+        Ok(Prepared { running: &self.0, sas, made, remove, config: config.clone() })
     }
 
     /// The SAs. It does not wait for a change that is in progress, and shows nothing of it.

@@ -171,7 +171,7 @@ fn the_agent_does_packets_that_the_kernel_plane_leaves() {
 fn packets_left_by_a_path_are_dropped_or_routed_as_it_defines() {
     let mut b = bench(settings());
     let path = |name: &str, drops| PathInfo { path: PathPort { name: name.into(), drops }, has_worker: true };
-    b.agent.set_paths(vec![path("up", false), path("drop", true)]);
+    b.agent.set_paths(super::paths::numbered([path("up", false), path("drop", true)]));
     b.open(1, OpenFlow13);
     let left = |b: &mut Bench| {
         let notice = Notice {
@@ -196,7 +196,7 @@ fn packets_left_by_a_path_are_dropped_or_routed_as_it_defines() {
         assert_eq!(left(&mut b), expected, "{rule}");
     }
     // The path does not exist any more, so the packet is dropped.
-    b.agent.set_paths(vec![path("up", false)]);
+    b.agent.set_paths(super::paths::numbered([path("up", false)]));
     b.done();
     assert_eq!(left(&mut b), []);
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     flow::table::PathPort,
     openflow::message::{Features, PacketOut, PortDescription, PortFeatures, PortMod, PortReason, PortState},
+    paths::PathId,
 };
 
 const FIRST: RulePort = RulePort(65024);
@@ -11,6 +12,11 @@ const SECOND: RulePort = RulePort(65025);
 
 fn path(name: &str, has_worker: bool) -> PathInfo {
     PathInfo { path: PathPort { name: name.into(), drops: false }, has_worker }
+}
+
+/// Paths with the numbers 0, 1 and so on.
+pub(super) fn numbered<const N: usize>(paths: [PathInfo; N]) -> BTreeMap<PathId, PathInfo> {
+    (0..).zip(paths).collect()
 }
 
 /// The description on the wire. 1.0 has no state "live", and 1.3 no setting NO_FLOOD.
@@ -55,7 +61,7 @@ fn paths_are_listed_as_ports_and_controllers_get_their_changes() {
         // Names have room for 15 bytes.
         let a = |has_worker| described(version, FIRST, "path:a", has_worker);
         let long = |has_worker| described(version, SECOND, "path:0123456789", has_worker);
-        b.agent.set_paths(vec![path("a", false), path("0123456789abc", true)]);
+        b.agent.set_paths(numbered([path("a", false), path("0123456789abc", true)]));
         assert_eq!(b.done(), [status(PortReason::Add, &a(false)), status(PortReason::Add, &long(true))]);
         let all = [&real[..], &[a(false), long(true)]].concat();
         assert_eq!(ports_of(&mut b, version), all);
@@ -63,19 +69,26 @@ fn paths_are_listed_as_ports_and_controllers_get_their_changes() {
         for drops in [false, true] {
             let (mut a, other) = (path("a", false), path("0123456789abc", true));
             a.path.drops = drops;
-            b.agent.set_paths(vec![a, other]);
+            b.agent.set_paths(numbered([a, other]));
             assert_eq!(b.done(), []);
         }
-        b.agent.set_paths(vec![path("a", true), path("0123456789abc", false)]);
+        b.agent.set_paths(numbered([path("a", true), path("0123456789abc", false)]));
         let told = [status(PortReason::Modify, &a(true)), status(PortReason::Modify, &long(false))];
         assert_eq!(b.done(), told);
         // Changes of real ports do not affect paths.
         b.agent.set_ports((1..=2).map(port).collect());
         assert_eq!(b.done(), [status(PortReason::Delete, &real[2])]);
-        b.agent.set_paths(vec![path("b", true)]);
+        b.agent.set_paths(numbered([path("b", true)]));
         let other = described(version, FIRST, "path:b", true);
         assert_eq!(b.done(), [status(PortReason::Add, &other), status(PortReason::Delete, &long(false))]);
-        assert_eq!(ports_of(&mut b, version), [&real[..2], &[other]].concat());
+        assert_eq!(ports_of(&mut b, version), [&real[..2], std::slice::from_ref(&other)].concat());
+        // A path keeps its number when one before it goes.
+        let second = described(version, SECOND, "path:c", true);
+        b.agent.set_paths(numbered([path("b", true), path("c", true)]));
+        assert_eq!(b.done(), [status(PortReason::Add, &second)]);
+        b.agent.set_paths([(1, path("c", true))].into());
+        assert_eq!(b.done(), [status(PortReason::Delete, &other)]);
+        assert_eq!(ports_of(&mut b, version), [&real[..2], &[second]].concat());
     }
 }
 
@@ -91,7 +104,7 @@ fn a_path_has_no_settings_and_no_packet_out_goes_to_it() {
     };
     let answers = |version, message: &Message, expected: Option<(u16, u16)>| {
         let mut b = bench(settings());
-        b.agent.set_paths(vec![path("a", true)]);
+        b.agent.set_paths(numbered([path("a", true)]));
         b.open(1, version);
         b.say(1, 3, message);
         let encoded = encoded(version, 3, message);
@@ -117,7 +130,7 @@ fn a_path_has_no_settings_and_no_packet_out_goes_to_it() {
     answers(OpenFlow10, &port_mod([0; 6], 0, no_flood, 0), Some((1, 5)));
     // No packet-out by ALL or FLOOD goes there either.
     let mut b = bench(settings());
-    b.agent.set_paths(vec![path("a", true)]);
+    b.agent.set_paths(numbered([path("a", true)]));
     b.open(1, OpenFlow13);
     for to in [RulePort::ALL, RulePort::FLOOD] {
         b.say(1, 3, &packet_out(RulePort(1), to));
@@ -133,7 +146,7 @@ fn a_path_has_no_settings_and_no_packet_out_goes_to_it() {
 fn port_statistics_include_the_packets_of_paths() {
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = bench(settings());
-        b.agent.set_paths(vec![path("a", true)]);
+        b.agent.set_paths(numbered([path("a", true)]));
         b.open(1, version);
         for (port, wanted) in [(FIRST, vec![65024]), (RulePort::NONE, vec![1, 2, 3, 65024])] {
             b.say(1, 3, &Message::StatsRequest(StatsRequest::Port(port)));
