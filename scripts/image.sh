@@ -16,7 +16,8 @@ main() {
 	mmdebstrap --quiet --variant=essential --mode=root --include=libelf1,zlib1g \
 		--customize-hook="copy-in $deb /tmp" \
 		--customize-hook="chroot \"\$1\" sh -c 'dpkg --install /tmp/*.deb && rm /tmp/*.deb'" \
-		--customize-hook="rm -rf \"\$1\"/usr/share/doc/* \"\$1\"/usr/share/man/* \"\$1\"/var/lib/apt/lists/*" \
+		--customize-hook="rm -rf \"\$1\"/usr/share/man/* \"\$1\"/var/lib/apt/lists/*" \
+		--customize-hook="find \"\$1\"/usr/share/doc -type f ! -name copyright -delete" \
 		bookworm "$root" http://deb.debian.org/debian
 	umoci init --layout "$LAYOUT"
 	umoci new --image "$LAYOUT:$version"

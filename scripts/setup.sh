@@ -55,9 +55,18 @@ all_installed() {
 	dpkg-query -W -f '${db:Status-Status} ${Package}\n' | sed -n 's/^installed //p' | sort -u
 }
 
-# Units of packages that systemd would start at the next boot.
-#   enabled_units PACKAGE...
 enabled_units() {
+	systemctl --root=/ list-unit-files --state=enabled --no-legend --plain 2>/dev/null | cut -d' ' -f1
+}
+
+# Lines of the second list that the first one lacks.
+new_in() {
+	printf '%s\n' "$2" | grep -vxF -e "$1" || true
+}
+
+# Units of packages that systemd would start at the next boot.
+#   enabled_units_of PACKAGE...
+enabled_units_of() {
 	for package in "$@"; do
 		dpkg-query -L "$package"
 	done | sed -En 's,^(/usr)?/lib/systemd/system/([^/]+\.(service|socket|timer|path))$,\2,p
@@ -66,32 +75,31 @@ enabled_units() {
 	done
 }
 
+# Disables what the new packages have enabled, those that came as dependencies, too. A unit that was enabled before stays.
+disable_new_units() {
+	command -v systemctl >/dev/null || return 0
+	# shellcheck disable=SC2046
+	units=$(enabled_units_of $(new_in "$packages_before" "$(all_installed)"))
+	units=$(new_in "$units_before" "$units")
+	# shellcheck disable=SC2086
+	[ -z "$units" ] || as_root systemctl disable -q $units
+}
+
 # Services of these packages (FRR, Open vSwitch, strongSwan) run in our namespaces. They must not start on the machine itself,
-# neither now nor after the next boot.
+# neither now nor after the next boot, even if the installation fails.
 install_without_services() {
 	policy=/usr/sbin/policy-rc.d
+	packages_before=$(all_installed)
+	units_before=$(enabled_units)
 	if [ ! -e $policy ]; then
+		trap 'as_root rm -f /usr/sbin/policy-rc.d; disable_new_units' EXIT
 		printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
 		as_root chmod +x $policy
-		trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+	else
+		trap disable_new_units EXIT
 	fi
-	before=$(all_installed)
 	as_root apt-get update -q
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
-	if command -v systemctl >/dev/null; then
-		# Packages that came as dependencies, too.
-		new=$(all_installed | while read -r package; do
-			case "
-$before
-" in *"
-$package
-"*) ;; *) echo "$package" ;; esac
-		done)
-		# shellcheck disable=SC2086
-		units=$(enabled_units $new)
-		# shellcheck disable=SC2086
-		[ -z "$units" ] || as_root systemctl disable -q $units
-	fi
 }
 
 if ! command -v cargo >/dev/null; then

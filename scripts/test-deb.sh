@@ -49,6 +49,7 @@ make_disk() {
 	cp "$deb" "$disk/millrace.deb"
 	dpkg-deb --raw-extract "$deb" "$disk/next"
 	sed -i 's/^Version: .*/&+next/' "$disk/next/DEBIAN/control"
+	echo '# A new key.' >>"$disk/next/usr/share/millrace/millrace.toml"
 	dpkg-deb --root-owner-group --build "$disk/next" "$disk/next.deb" >/dev/null
 	rm -rf "$disk/next"
 	mkfs.ext4 -q -d "$disk" "$disk.ext4" 512M

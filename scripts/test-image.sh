@@ -21,7 +21,7 @@ clean() {
 # Runs a program of the image in the network namespace of the box. As in a container, it sees the image's files, and the machine's
 # /run and BPF file system.
 inside() {
-	ip netns exec $NAME-box unshare --mount --propagation slave sh -ec '
+	nsenter --net=/run/netns/$NAME-box unshare --mount --propagation slave sh -ec '
 		root=$1; shift
 		mount -t proc proc "$root/proc"
 		mount -t sysfs sysfs "$root/sys"
@@ -60,6 +60,7 @@ main() {
 	command=$(python3 -c 'import json, sys; print(*json.load(open(sys.argv[1]))["process"]["args"])' "$DIRECTORY/bundle/config.json")
 	[[ $command == '/usr/sbin/millrace run --config /etc/millrace/millrace.toml' ]]
 	echo "ok: unpacked $tag, which runs: $command"
+	[[ -s $DIRECTORY/bundle/rootfs/usr/share/doc/millrace/copyright ]]
 	make_box
 	sed -i 's|^#ports = .*|ports = ["p1", "p2"]|' "$DIRECTORY/bundle/rootfs/etc/millrace/millrace.toml"
 	# shellcheck disable=SC2086
@@ -75,8 +76,14 @@ main() {
 	after=$(forwarded)
 	((after - before >= 30))
 	echo "ok: forwarded $((after - before)) packets"
+	# What a container with the machine's BPF file system leaves when it dies.
+	kill -KILL "$(millrace status --instance $INSTANCE --json | sed -n 's/^  "pid": \([0-9]*\),$/\1/p')"
+	wait %1 || true
+	ip -n $NAME-box -d link show p1 | grep -q xdp
+	ls /sys/fs/bpf/millrace-$INSTANCE >/dev/null
+	echo 'ok: after a kill, the program stays'
 	millrace stop --instance $INSTANCE >/dev/null
-	wait %1
+	ip -n $NAME-box -d link show p1 | grep -qv xdp
 	echo 'image: done'
 }
 

@@ -410,7 +410,10 @@ impl Config {
         ];
         let mut config: Config = from_toml(file, text, forms)?;
         let directory = file.parent().unwrap_or(Path::new(""));
-        config.flows.file = config.flows.file.map(|rules| directory.join(rules));
+        // Commands in other directories use it, too.
+        let absolute = |rules| std::path::absolute(directory.join(rules));
+        let rules = config.flows.file.take().map(absolute).transpose();
+        config.flows.file = rules.map_err(|source| ConfigError::Read { file: file.into(), source })?;
         let paths = mem::take(&mut config.path_settings);
         let sas = sas::SasSettings {
             crypto: config.crypto.take(),

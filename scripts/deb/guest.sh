@@ -101,20 +101,26 @@ is_ready
 sed -i '/^nonsense/d' $CONFIG
 ok "reload applies a change; a wrong file changes nothing"
 
+# The next version has another template of the configuration, about which dpkg asks nothing.
 old=$(pid millrace)
+cp $CONFIG /tmp/config
 lost 3000 0.02 >/tmp/lost &
 sleep 5
-dpkg -i /test/next.deb >/dev/null
-until_true is_ready
+dpkg -i /test/next.deb </dev/null >/tmp/dpkg 2>&1 || { cat /tmp/dpkg; false; }
+until_true is_ready || { cat /tmp/dpkg; systemctl list-jobs; false; }
 [[ $(pid millrace) != "$old" ]]
+cmp $CONFIG /tmp/config
 systemctl restart millrace
 until_true is_ready
 wait %1
 [[ $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
 ok "upgrade and restart under load: $(cat /tmp/lost) of 3000 packets lost"
 
-sed 's|^ports = .*|ports = ["q1", "q2"]|' $CONFIG >/etc/millrace/second.toml
-systemctl start millrace@second
+# Its namespace comes later.
+sed 's|^ports = .*|ports = ["q1", "q2"]|; s|^#routers = .*|routers = ["late"]|' $CONFIG >/etc/millrace/second.toml
+systemctl start millrace@second || true
+sleep 10
+ip netns add late
 until_true is_ready --instance second
 systemctl reload millrace@second
 ok "a second instance from the template"
@@ -131,18 +137,32 @@ restarted() { [[ $(pid millrace@second) != "$old" ]] && is_ready --instance seco
 until_true restarted
 ok "the watchdog leaves a working daemon alone, and replaces one that hangs"
 
-lost 400 0.02 >/tmp/lost &
-dpkg -r millrace >/dev/null
+# One that hangs, and one that systemd is about to start again.
+mkdir -p /etc/systemd/system/millrace@.service.d
+printf '[Service]\nWatchdogSec=0\nTimeoutStopSec=10\nRestartSec=60\n' >/etc/systemd/system/millrace@.service.d/test.conf
+ip link add q3 up type veth peer name q4
+ip link set q4 up
+sed 's|^ports = .*|ports = ["q3", "q4"]|' $CONFIG >/etc/millrace/third.toml
+rm -r /etc/systemd/system/millrace@second.service.d
+systemctl daemon-reload
+systemctl restart millrace@second millrace@third
+until_true is_ready --instance third
+kill -STOP "$(pid millrace@second)"
+kill -KILL "$(pid millrace@third)"
+lost 2000 0.02 >/tmp/lost &
+dpkg -r millrace >/tmp/dpkg 2>&1 || { cat /tmp/dpkg; false; }
 wait %1
-for port in p1 p2 q1 q2; do not has_program $port; done
+for port in p1 p2 q1 q2 q3 q4; do not has_program $port; done
 not pidof millrace
 [[ -z $(ls /sys/fs/bpf /run | grep millrace) ]]
 [[ -e $CONFIG && $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
 ok "removed: plain Linux forwards, no packet was lost, the configuration is kept"
 
-rm /etc/millrace/second.toml
+rm -r /etc/millrace/{second,third}.toml /etc/systemd/system/millrace@.service.d
+# A key without its sequence file would encrypt two packets alike.
+touch /etc/millrace/sa.key /var/lib/millrace/sa.sequence /var/lib/millrace/calibration.json /var/log/millrace/a.pcap
 dpkg -P millrace >/dev/null
-[[ ! -e /etc/millrace && ! -e /var/lib/millrace && ! -e /var/log/millrace ]]
-[[ -z $(find /etc/systemd /usr/share /usr/lib/systemd -name '*millrace*' -not -path '*millrace@second*') ]]
-ok "purged: nothing is left"
+[[ $(ls /etc/millrace /var/lib/millrace) == $'/etc/millrace:\nsa.key\n\n/var/lib/millrace:\nsa.sequence' && ! -e /var/log/millrace ]]
+[[ -z $(find /etc/systemd /usr/share /usr/lib/systemd -name '*millrace*') ]]
+ok "purged: nothing is left but keys and sequence files"
 echo 'deb: done'

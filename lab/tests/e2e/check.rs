@@ -2,7 +2,7 @@
 
 use crate::{
     bed::{Bed, run},
-    daemon::binary,
+    daemon::{Daemon, binary},
     firewall::nft,
     load::testbed,
 };
@@ -118,10 +118,22 @@ fn a_check_names_what_keeps_the_daemon_from_starting() {
     assert!(why(&dull).starts_with("port dull: the driver has no native XDP"), "{}", why(&dull));
     let (report, starts) = check(&bed.the_box, &bed.name, &[&dull[..], &["--generic"]].concat());
     assert!(starts, "{report:#}");
-    assert_eq!(
-        (&report["ports"][0]["mode"], &report["ports"][1]["mode"]),
-        (&json!("native"), &json!("generic"))
-    );
+    let modes = |report: &Value| [0, 1].map(|n| report["ports"][n]["mode"].clone());
+    assert_eq!(modes(&report), ["native", "generic"]);
+    // Without --generic, too: a daemon keeps the program that runs.
+    let daemon = Daemon::start(&bed.the_box, &bed.name, &[&dull[..], &["--generic"]].concat());
+    let (report, starts) = check(&bed.the_box, &bed.name, &dull);
+    assert!(starts && modes(&report) == ["native", "generic"], "{report:#}");
+    daemon.leave();
+    let daemon = Daemon::start(&bed.the_box, &bed.name, &dull);
+    assert_eq!(modes(&daemon.ask(&["status"])), ["native", "generic"]);
+    daemon.stop();
+    // Only attaching shows whether a driver refuses.
+    run(&bed.the_box, "ip link set dev p1 mtu 3000");
+    let (report, _) = check(&bed.the_box, &bed.name, &["--port", "p1"]);
+    let note = report["ports"][0]["note"].as_str().unwrap_or_default();
+    assert!(note.contains("its MTU is 3000"), "{report:#}");
+    run(&bed.the_box, "ip link set dev p1 mtu 1500");
 
     // The configuration itself.
     let file = std::env::temp_dir().join(format!("{}-check.toml", bed.name));

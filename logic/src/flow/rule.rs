@@ -2,6 +2,7 @@
 
 use super::{
     action::{Action, Instructions, RulePort},
+    field::Field,
     key::Match,
 };
 
@@ -40,6 +41,20 @@ pub struct FlowMod {
 }
 
 impl FlowMod {
+    /// Gives the ports that the rule names other numbers: the whole port that it matches, and those that it sends to.
+    pub fn renumber_ports(&mut self, number: impl Fn(RulePort) -> RulePort) {
+        if let Some(port) = self.matching.exact(Field::InPort) {
+            let port = number(RulePort(port as u16));
+            self.matching.set(Field::InPort, port.0.into(), Field::InPort.all_bits());
+        }
+        let Instructions { apply, write, .. } = &mut self.instructions;
+        for action in apply.iter_mut().chain(write) {
+            if let Action::Output { port, .. } | Action::Enqueue { port, .. } = action {
+                *port = number(*port);
+            }
+        }
+    }
+
     /// A change of table 0. No cookie, timeout or flag is set.
     pub fn new(command: FlowCommand, priority: u16, matching: Match, instructions: Instructions) -> FlowMod {
         FlowMod {

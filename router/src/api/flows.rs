@@ -139,6 +139,9 @@ pub struct OutputReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowsStatus {
     pub rules: u64,
+    /// Of these, rules of the core table.
+    #[serde(default)]
+    pub core_rules: u64,
     /// The file of the rules that apply from the start, as configured.
     #[serde(default)]
     pub file: Option<String>,

@@ -317,6 +317,8 @@ pub struct InterfaceReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathReport {
     pub path: String,
+    /// Its number as a port of flow rules.
+    pub number: u16,
     /// `None`: it has packets of all routers.
     pub router: Option<String>,
     /// `None`: it has packets of all ports.

@@ -4,7 +4,7 @@ use rustix::{fs::FlockOperation, io::Errno};
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, fchown},
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -79,19 +79,37 @@ pub fn read_ours(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Writes a file, completely or not at all, even if the machine fails meanwhile. It never writes into a file that others have put
-/// there.
+/// Writes a file, completely or not at all. It never writes into a file that others have put there.
 ///
 /// # Errors
 /// The file cannot be written; the old content remains.
 pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    replace_by(path, |file| file.write_all(text))
+}
+
+/// As [`replace`], even if the machine fails meanwhile or afterwards. Owner and mode of the file stay. This waits for the disk.
+pub fn replace_durably(path: &Path, text: &[u8]) -> io::Result<()> {
+    let before = fs::metadata(path).ok();
+    replace_by(path, |file| {
+        file.write_all(text)?;
+        if let Some(before) = &before {
+            file.set_permissions(before.permissions())?;
+            fchown(&*file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.sync_all()
+    })?;
+    let directory = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
+}
+
+fn replace_by(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     // A killed process may have left it.
     let _ = fs::remove_file(&new);
     let mut options = File::options();
     let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
-    let placed = file.write_all(text).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&new, path));
+    let placed = write(&mut file).and_then(|()| fs::rename(&new, path));
     if placed.is_err() {
         let _ = fs::remove_file(&new);
     }

@@ -3,26 +3,45 @@
 //! No report waits for systemd, and so the heartbeat does not either. The crate sd-notify has no way to do this: if systemd
 //! hangs, its `notify` waits.
 
+use super::guard::locked;
 use std::{
     env, io,
     os::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixDatagram},
     },
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::Mutex,
     time::Duration,
 };
 
-/// The last report could not be sent. Only the first of several failures is logged.
-static FAILS: AtomicBool = AtomicBool::new(false);
+/// The last state, if systemd has not taken it.
+static UNSENT: Mutex<Option<String>> = Mutex::new(None);
 
-/// Reports a state: lines such as `READY=1`.
+/// Reports a state: lines such as `READY=1`. If systemd does not take it now, [`repeat`] sends it later.
 pub fn notify(state: &str) {
+    let mut unsent = locked(&UNSENT);
     let sent = send(state);
-    let failed = FAILS.swap(sent.is_err(), Relaxed);
-    if let Err(error) = sent.or_else(|error| if failed { Ok(()) } else { Err(error) }) {
-        tracing::warn!("cannot report {:?} to systemd: {error}", state.lines().next().unwrap_or_default());
+    *unsent = sent.is_err().then(|| state.into());
+    drop(unsent);
+    if let Err(error) = sent {
+        let first = state.lines().next().unwrap_or_default();
+        tracing::warn!(
+            "systemd does not take the report {first:?} now, so the daemon sends it again: {error}"
+        );
     }
+}
+
+/// Sends a state that systemd did not take. It logs nothing, because the log may wait for systemd, too.
+pub fn repeat() {
+    let mut unsent = locked(&UNSENT);
+    if unsent.as_ref().is_some_and(|state| send(state).is_ok()) {
+        *unsent = None;
+    }
+}
+
+/// Reports that the daemon works. If systemd does not take this, the next report comes soon.
+pub fn report_work() {
+    let _ = send("WATCHDOG=1");
 }
 
 fn send(state: &str) -> io::Result<()> {

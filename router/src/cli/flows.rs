@@ -8,7 +8,7 @@ use crate::{
     },
     base::{guard, instance::Instance},
     daemon::{api::MAX_FLOWS_BYTES, client},
-    switch::file::PORTS,
+    switch::file::{END, PORTS},
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -156,7 +156,7 @@ struct Saved {
     file: PathBuf,
     /// Rules that were written.
     rules: u64,
-    /// Rules that were not, because they use groups or meters, which a file cannot have.
+    /// Rules that were not: those with groups or meters, and those of the core table.
     left_out: u64,
 }
 
@@ -168,9 +168,10 @@ impl Save {
             "there is no file to save to: set `file` of [flows] in the configuration, or use --file",
         )?;
         let ports = status.ports.iter().map(|port| format!(" {}={}", port.number, port.port));
+        let paths = status.paths.iter().map(|path| format!(" {}=path:{}", path.number, path.path));
         let mut text = format!(
-            "# Flow rules of Millrace, written by `millrace flows save`. The ports must keep these numbers:\n{PORTS}{}\n",
-            ports.collect::<String>()
+            "# Flow rules of Millrace, written by `millrace flows save`. Numbers of ports mean these ports:\n{PORTS}{}\n",
+            ports.chain(paths).collect::<String>()
         );
         let (mut rules, mut left_out) = (0, 0);
         each(instance, "", |flow| {
@@ -181,17 +182,20 @@ impl Save {
             }
             Ok(())
         })?;
-        let writing = || format!("cannot write {}", file.display());
-        guard::replace(&file, text.as_bytes()).with_context(writing)?;
-        // Now a power failure cannot bring the old file back.
-        let directory = file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-        File::open(directory).and_then(|directory| directory.sync_all()).with_context(writing)?;
+        left_out += status.flows.core_rules;
+        text = text + END + "\n";
+        // Not the link, if it is one.
+        let target = file.canonicalize().unwrap_or_else(|_| file.clone());
+        guard::replace_durably(&target, text.as_bytes())
+            .with_context(|| format!("cannot write {}", target.display()))?;
         if self.output.json {
             return print_json(&Saved { file, rules, left_out });
         }
         let left_out = match left_out {
             0 => String::new(),
-            n => format!("; left out {n} with groups or meters, which their controller must add again"),
+            n => format!(
+                "; left out {n} with groups or meters, or of the core table: their controller must add them again"
+            ),
         };
         print(&format!("saved {rules} rules to {}{left_out}\n", file.display()))
     }

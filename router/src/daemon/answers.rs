@@ -102,6 +102,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             neighbours: sum(|r| r.neighbours),
             flows: FlowsStatus {
                 rules: gauge.rules.load(Relaxed),
+                core_rules: gauge.core_rules.load(Relaxed),
                 file: self.config.flows.file.as_ref().map(|file| file.display().to_string()),
                 in_charge: self.flows.rules.is_some(),
                 why_not: gauge.why_not().clone(),

@@ -147,8 +147,9 @@ fn beat(
         {
             tracing::error!("cannot set the heartbeat; the daemon tries again: {error:#}");
         }
+        systemd::repeat();
         if !stalls && watchdog.reports(time) {
-            systemd::notify("WATCHDOG=1");
+            systemd::report_work();
         }
         if stalls && !stalled {
             tracing::error!(

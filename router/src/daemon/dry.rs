@@ -22,7 +22,7 @@ use crate::{
 };
 use anyhow::{Result, anyhow, bail};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{Arc, mpsc::channel},
     time::Duration,
 };
@@ -53,14 +53,14 @@ fn start<O: Observe>(
 ) -> Result<()> {
     privileges::check_kernel()?;
     start::check(&config)?;
-    switch::file::check(&config)?;
     let multipath_keys = MultipathKeys::read(config.ecmp);
     // As the daemon: what it could not do with fewer rights fails here, too.
     privileges::reduce()?;
+    switch::file::check(&config)?;
     // Workers would take sockets of devices and cores.
     config.paths.clear();
     let (observer, _waker) = open(&config, multipath_keys)?;
-    let ours = Bpf::new(instance, false).pinned_ports().into_iter().collect();
+    let ours = Bpf::new(instance, false).pinned_modes();
     let kernel =
         DryKernel { generic_allowed: config.generic, ours, modes: BTreeMap::new(), notes: BTreeMap::new() };
     let (_orders, ordered) = channel();
@@ -75,8 +75,8 @@ fn start<O: Observe>(
 /// A kernel in which nothing changes.
 struct DryKernel {
     generic_allowed: bool,
-    /// Ports that run a program of this instance.
-    ours: BTreeSet<String>,
+    /// Ports that run a program of this instance, with its mode, which a daemon keeps.
+    ours: BTreeMap<String, Mode>,
     /// How ports would be attached.
     modes: BTreeMap<String, Mode>,
     notes: BTreeMap<String, String>,
@@ -86,25 +86,30 @@ impl DryKernel {
     /// How the device would be attached.
     fn look(&mut self, device: &Device) -> Result<Mode> {
         let running = plane::running_program(device.ifindex)?;
-        if let Some(other) = running.filter(|_| !self.ours.contains(&device.name)) {
+        if let Some(other) = running.filter(|_| !self.ours.contains_key(&device.name)) {
             bail!(
                 "port {}: device {} already runs {other}; Millrace does not replace it",
                 device.name,
                 device.ifindex
             );
         }
-        let native = ethtool::has_native_xdp(device.ifindex);
-        let (mode, note) = match native {
-            Some(true) => (Mode::Native, None),
+        // A daemon keeps the mode of the program that runs.
+        if let Some(mode) = self.ours.get(&device.name) {
+            return Ok(*mode);
+        }
+        let (mode, note) = match ethtool::has_native_xdp(device.ifindex) {
+            Some(true) => (Mode::Native, refusal::may_come(device)),
             Some(false) if self.generic_allowed => {
                 let note =
                     "generic mode: correct, but several times slower; native mode: the driver has none";
-                (Mode::Generic, Some(note))
+                (Mode::Generic, Some(note.into()))
             }
             Some(false) => return Err(refusal::has_no_native_mode(device)),
-            None => (Mode::Native, Some("whether its driver has native XDP is not known before Linux 6.3")),
+            None => {
+                (Mode::Native, Some("whether its driver has native XDP is not known before Linux 6.3".into()))
+            }
         };
-        self.notes.extend(note.map(|note| (device.name.clone(), note.into())));
+        self.notes.extend(note.map(|note| (device.name.clone(), note)));
         Ok(mode)
     }
 }

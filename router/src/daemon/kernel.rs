@@ -150,6 +150,13 @@ impl Bpf {
         ports
     }
 
+    /// The modes of the ports whose links are pinned.
+    pub fn pinned_modes(&self) -> BTreeMap<String, Mode> {
+        let mode = |port: String| Some((PortLink::open(&self.pin_of(&port)).ok()??.mode(), port));
+        let all = self.pinned_ports().into_iter().filter_map(mode);
+        all.map(|(mode, port)| (port, mode)).collect()
+    }
+
     /// Opens the links that an earlier daemon of this instance pinned. Removes pins whose device is gone or is in
     /// another namespace now. The program leaves the device with the last reference to the link.
     pub fn adopt(&mut self) -> Result<()> {

@@ -25,6 +25,7 @@ use crate::{
     },
 };
 use logic::{
+    flow::RulePort,
     mirror::RouterView,
     paths::{
         PathId,
@@ -233,6 +234,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let stand = paths.plane.stand();
         let report = |(path, counts): (&DaemonPath, PathCounts)| PathReport {
             path: path.name.clone(),
+            number: RulePort::of_path(path.id).map_or(0, |port| port.0),
             router: path.router.clone(),
             port: path.port.as_ref().map(|port| port.to_string()),
             why_not: self.places(path, &routers).err(),

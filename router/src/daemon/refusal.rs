@@ -21,6 +21,14 @@ struct Looks {
     lro: bool,
 }
 
+impl Looks {
+    fn look(&mut self, device: &Device) {
+        if let Ok(device) = Peer::look(device.ifindex) {
+            (self.mtu, self.lro) = (Some(device.link.mtu), device.features.contains("rx-lro"));
+        }
+    }
+}
+
 /// The error of attaching, with likely reasons and remedies if it came from the driver.
 pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: bool) -> Error {
     if error.downcast_ref::<io::Error>().is_none() {
@@ -30,10 +38,18 @@ pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: boo
         driver: Ethtool::open().and_then(|ethtool| ethtool.driver(&device.name)).ok(),
         ..Looks::default()
     };
-    if let Ok(device) = Peer::look(device.ifindex) {
-        (looks.mtu, looks.lro) = (Some(device.link.mtu), device.features.contains("rx-lro"));
-    }
+    looks.look(device);
     error.context(words(&device.name, mode, generic_allowed, &looks))
+}
+
+/// Why the driver may refuse native XDP though it has it, as a sentence. Only attaching shows whether it does.
+pub fn may_come(device: &Device) -> Option<String> {
+    let mut looks = Looks::default();
+    looks.look(device);
+    let mtu = looks.mtu.filter(|mtu| *mtu > SAFE_MTU).map(|mtu| format!("its MTU is {mtu}"));
+    let why: Vec<_> = mtu.into_iter().chain(looks.lro.then(|| "LRO is on".into())).collect();
+    (!why.is_empty())
+        .then(|| format!("some drivers refuse XDP when attaching, because {}", why.join(" and ")))
 }
 
 /// The error for a device whose driver has no native XDP, if generic mode is not allowed.

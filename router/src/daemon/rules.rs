@@ -106,11 +106,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let ports = self.switch_ports(PortState::wanted);
         self.flows.report_ports(ports);
         let ended = || anyhow!("the thread of flow rules has ended");
-        if loaded.recv().map_err(|_| ended())?.map_err(|why| anyhow!(why))? {
-            self.flows.rules = self.flows.end.orders.recv().map_err(|_| ended())?;
-            self.generation.plane.set_rules(self.flows.rules.as_ref())?;
-        }
-        Ok(())
+        self.flows.rules = loaded.recv().map_err(|_| ended())?.map_err(|why| anyhow!(why))?;
+        self.generation.plane.set_rules(self.flows.rules.as_ref())
     }
 
     /// Reports to the switch thread that the rules of the configured file are in charge.

@@ -80,16 +80,14 @@ pub fn apply<M: FlowMemory>(
     most_rules: u32,
     now_ms: u64,
 ) -> FlowsChanged {
-    let names = names(ports, agent.flows().tables().paths());
+    let names = names_of_agent(agent, ports);
     let names = Names::of(&names);
     let lines = (request.first_line..).zip(request.flows.lines()).filter(|(_, line)| is_flow(line));
     let mut report = FlowsChanged::default();
     for (line, text) in lines {
         let done = read(text, request.command, names).and_then(|flow| {
-            apply_one(agent, &flow, now_ms, &mut report).map_err(|refused| match refused {
-                Refused::TableFull => full(agent.flows().tables().len(), most_rules),
-                refused => explained(refused, &flow, ports, agent.flows().tables().paths()),
-            })
+            apply_one(agent, &flow, now_ms, &mut report)
+                .map_err(|refused| why(agent, refused, &flow, ports, most_rules))
         });
         if let Err(why) = done {
             report.failed = Some(FailedLine { line, flow: text.trim().into(), why });
@@ -97,6 +95,40 @@ pub fn apply<M: FlowMemory>(
         }
     }
     report
+}
+
+/// The names of ports and paths that an agent knows.
+pub fn names_of_agent<M: FlowMemory>(agent: &mut Agent<M>, ports: &[SwitchPort]) -> Vec<(String, RulePort)> {
+    names(ports, agent.flows().tables().paths())
+}
+
+/// Adds a rule of a file. `kept`: it was in force when it was saved.
+///
+/// # Errors
+/// Why it cannot be used.
+pub fn load<M: FlowMemory>(
+    agent: &mut Agent<M>,
+    rule: &FlowMod,
+    kept: bool,
+    ports: &[SwitchPort],
+    most_rules: u32,
+    now_ms: u64,
+) -> Result<(), String> {
+    let done = if kept { agent.restore(rule, now_ms) } else { agent.change(rule, now_ms) };
+    done.map_err(|refused| why(agent, refused, rule, ports, most_rules))
+}
+
+fn why<M: FlowMemory>(
+    agent: &mut Agent<M>,
+    refused: Refused,
+    flow: &FlowMod,
+    ports: &[SwitchPort],
+    most_rules: u32,
+) -> String {
+    match refused {
+        Refused::TableFull => full(agent.flows().tables().len(), most_rules),
+        refused => explained(refused, flow, ports, agent.flows().tables().paths()),
+    }
 }
 
 /// Is this a line with a flow? Other lines are empty, or comments.
@@ -171,7 +203,8 @@ fn unread(bad: BadText, line: &str) -> String {
     }
 }
 
-fn full(rules: usize, most: u32) -> String {
+/// The error if there is no room for a rule.
+pub fn full(rules: usize, most: u32) -> String {
     let most = format!("`rules` of [flows] in the configuration promises room for {most}");
     format!("{}: there are {rules} rules; {most}", Refused::TableFull)
 }

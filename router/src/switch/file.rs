@@ -1,37 +1,57 @@
 //! The file of flow rules that apply from the start (`flows.file`).
 //!
-//! Its lines are as for `millrace flows add --file`. `millrace flows save` also writes the numbers of the ports into it, because a
-//! rule means another port when these have changed.
+//! Its lines are as for `millrace flows add --file`. `millrace flows save` also writes the names and numbers of ports and paths into
+//! it, and an end. When such a file is read, the rules get the present numbers of these ports, and must only be possible as rules of
+//! a running daemon are: a port may have gone since.
 
 use super::change;
 use crate::{
     api::flows::Command,
     base::guard::is_ours_or_roots_alone,
-    config::{Config, ports},
-    switch::seam::rule_port,
+    config::{Config, DaemonPath, ports},
+    plane::{FlowMaps, online_cpus},
+    switch::seam::{Loaded, rule_port},
 };
 use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-use logic::flow::{RulePort, text::Names};
+use logic::{
+    flow::{
+        FlowMod, RulePort,
+        table::{Dialect, PathPort, Tables},
+        text::Names,
+    },
+    paths::rows::Otherwise,
+};
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::OpenOptions,
     io::Read,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
 };
 
 /// The largest file: a million long rules.
 const MOST_BYTES: u64 = 512 << 20;
 
-/// A line that begins with this names the ports, with their numbers when the rules were saved: `# ports: 1=eth1 2=eth2`.
+/// A line that begins with this has the numbers and names of ports and paths when the rules were saved:
+/// `# ports: 1=eth1 65024=path:vpn`.
 pub const PORTS: &str = "# ports:";
+
+/// The last line of a saved file, so that a file that was cut off is not used.
+pub const END: &str = "# end of the rules";
+
+/// Names of ports and paths, with their numbers.
+type Numbers = [(String, RulePort)];
 
 /// A file whose rules wait until the ports are known.
 pub struct Loading {
     file: PathBuf,
-    pub text: String,
-    /// Receives whether the rules are to be put in charge, or why they cannot be used.
-    pub done: SyncSender<Result<bool, String>>,
+    text: String,
+    /// Receives the rules that are to be put in charge, or why they cannot be used.
+    pub done: SyncSender<Loaded<Arc<FlowMaps>>>,
 }
 
 impl Loading {
@@ -39,27 +59,134 @@ impl Loading {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn begin(file: &Path) -> Result<(Loading, Receiver<Result<bool, String>>)> {
+    pub fn begin(file: &Path) -> Result<(Loading, Receiver<Loaded<Arc<FlowMaps>>>)> {
         let (done, loaded) = sync_channel(1);
         Ok((Loading { file: file.into(), text: read(file)?, done }, loaded))
     }
 
-    /// Checks that the ports have the numbers that they had when the rules were saved.
-    ///
-    /// # Errors
-    /// A port has another number; or a line about ports cannot be read.
-    pub fn check_ports(&self, number: impl Fn(&str) -> Option<RulePort>) -> Result<()> {
-        check_ports(&self.file, &self.text, number)
+    pub fn name(&self) -> impl std::fmt::Display {
+        self.file.display()
     }
 
-    /// The error for a line that cannot be used.
-    pub fn wrong(&self, line: u64, flow: &str, why: &str) -> Error {
-        wrong(&self.file, line, flow, why)
+    /// See [`FileRules::new`].
+    pub fn rules(&self, now: &Numbers) -> Result<FileRules<'_>> {
+        FileRules::new(&self.file, &self.text, now)
     }
 }
 
-fn wrong(file: &Path, line: u64, flow: &str, why: &str) -> Error {
-    anyhow!("{}:{line}: {flow:?}: {why}", file.display())
+/// The rules of a file.
+pub struct FileRules<'a> {
+    file: &'a Path,
+    text: &'a str,
+    /// Names that rules may use, with the numbers that they have in the file.
+    names: Vec<(String, RulePort)>,
+    /// For a saved file, the present number of each number in the file.
+    now: Option<BTreeMap<RulePort, RulePort>>,
+    /// A number that no port has.
+    nowhere: RulePort,
+    /// Ports and paths of a saved file that do not exist now.
+    pub missing: Vec<String>,
+}
+
+impl<'a> FileRules<'a> {
+    /// `present`: the ports and paths of the configuration.
+    ///
+    /// # Errors
+    /// The file was cut off, or a line about ports cannot be read.
+    pub fn new(file: &'a Path, text: &'a str, present: &Numbers) -> Result<FileRules<'a>> {
+        let saved = saved(file, text)?;
+        let mut present_numbers: BTreeSet<RulePort> = present.iter().map(|(_, number)| *number).collect();
+        let nowhere = unused(&mut present_numbers);
+        let Some(saved) = saved else {
+            let (names, missing) = (present.to_vec(), Vec::new());
+            return Ok(FileRules { file, text, names, now: None, nowhere, missing });
+        };
+        let (mut now, mut missing) = (BTreeMap::new(), Vec::new());
+        for (name, number) in &saved {
+            let found = present.iter().find(|(present, _)| present == name);
+            if found.is_none() {
+                missing.push(name.clone());
+            }
+            now.insert(*number, found.map_or_else(|| unused(&mut present_numbers), |(_, number)| *number));
+        }
+        let mut saved_numbers: BTreeSet<RulePort> = saved.iter().map(|(_, number)| *number).collect();
+        let mut names = saved;
+        for (name, number) in present {
+            if !names.iter().any(|(saved, _)| saved == name) {
+                // Somebody has added a rule with this name to the saved file.
+                let in_file = unused(&mut saved_numbers);
+                now.insert(in_file, *number);
+                names.push((name.clone(), in_file));
+            }
+        }
+        Ok(FileRules { file, text, names, now: Some(now), nowhere, missing })
+    }
+
+    /// Calls `add` with each rule, and with whether it was in force when the file was saved.
+    ///
+    /// # Errors
+    /// A line cannot be read, or `add` refuses it.
+    pub fn each(&self, mut add: impl FnMut(&FlowMod, bool) -> Result<(), String>) -> Result<()> {
+        let lines = (1..).zip(self.text.lines()).filter(|(_, line)| change::is_flow(line));
+        for (line, text) in lines {
+            let rule = change::read(text, Command::Add, Names::of(&self.names));
+            let added = rule.and_then(|mut rule| {
+                if let Some(now) = &self.now {
+                    let is_numbered = |port: RulePort| port.is_real() || port.path().is_some();
+                    rule.renumber_ports(|port| match is_numbered(port) {
+                        true => now.get(&port).copied().unwrap_or(self.nowhere),
+                        false => port,
+                    });
+                }
+                add(&rule, self.now.is_some())
+            });
+            added.map_err(|why| wrong(self.file, line, text.trim(), &why))?;
+        }
+        Ok(())
+    }
+}
+
+fn wrong(file: &Path, line: u64, what: &str, why: &str) -> Error {
+    anyhow!("{}:{line}: {what:?}: {why}", file.display())
+}
+
+/// Takes the highest number of a port that is not among these.
+fn unused(numbers: &mut BTreeSet<RulePort>) -> RulePort {
+    let all = (1..=RulePort::MAX.0).rev().map(RulePort).filter(|port| port.is_real());
+    let free = all.into_iter().find(|port| !numbers.contains(port)).unwrap_or(RulePort::NONE);
+    numbers.insert(free);
+    free
+}
+
+/// The ports and paths when the rules were saved; `None`: the file was not saved, but written by somebody.
+fn saved(file: &Path, text: &str) -> Result<Option<Vec<(String, RulePort)>>> {
+    let lines = (1..).zip(text.lines()).filter_map(|(line, text)| Some((line, text.strip_prefix(PORTS)?)));
+    let mut all = Vec::<(String, RulePort)>::new();
+    let mut is_saved = false;
+    for (line, ports) in lines {
+        is_saved = true;
+        for word in ports.split_whitespace() {
+            let port = word.split_once('=').and_then(|(number, name)| Some((number.parse().ok()?, name)));
+            let (number, name) =
+                port.ok_or_else(|| wrong(file, line, word, "not a port's number and name, such as 1=eth1"))?;
+            let number = RulePort(number);
+            if all.iter().any(|(other, known)| other == name || *known == number) {
+                return Err(wrong(file, line, word, "the name or the number is given twice"));
+            }
+            all.push((name.to_owned(), number));
+        }
+    }
+    if !is_saved {
+        return Ok(None);
+    }
+    let last = text.lines().rfind(|line| !line.trim().is_empty());
+    if last != Some(END) {
+        bail!(
+            "{}: the file is cut off: its last line is not {END:?}; save the rules again, or remove the line {PORTS:?}",
+            file.display()
+        );
+    }
+    Ok(Some(all))
 }
 
 fn read(file: &Path) -> Result<String> {
@@ -80,54 +207,39 @@ fn read(file: &Path) -> Result<String> {
     Ok(text)
 }
 
-fn check_ports(file: &Path, text: &str, number: impl Fn(&str) -> Option<RulePort>) -> Result<()> {
-    let lines = (1..).zip(text.lines());
-    for (line, ports) in lines.filter_map(|(line, text)| Some((line, text.strip_prefix(PORTS)?))) {
-        for word in ports.split_whitespace() {
-            let (saved, name) = word
-                .split_once('=')
-                .and_then(|(saved, name)| Some((saved.parse::<u16>().ok()?, name)))
-                .ok_or_else(|| wrong(file, line, word, "not a port's number and name, such as 1=eth1"))?;
-            let now = match number(name) {
-                Some(now) if now.0 == saved => continue,
-                Some(now) => format!("has number {now} now"),
-                None => "is not configured".into(),
-            };
-            bail!(
-                "{}:{line}: port {name} had number {saved} when the rules were saved, and {now}; give `ports` of the configuration \
-                 its old order, or correct the rules and this line",
-                file.display()
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Checks the file of a configuration, as far as this can be done without rules.
+/// Checks the file of a configuration, as the daemon does at its start.
 ///
 /// # Errors
-/// It cannot be read, or a line of it.
+/// It cannot be read, or a rule of it cannot be used.
 pub fn check(config: &Config) -> Result<()> {
     let Some(file) = &config.flows.file else { return Ok(()) };
     let text = read(file)?;
     let ports = ports::first(&config.ports).into_iter().map(|(id, name)| (name.to_string(), rule_port(id)));
-    let paths = config.paths.iter();
-    let paths = paths.filter_map(|path| Some((format!("path:{}", path.name), RulePort::of_path(path.id)?)));
-    let names: Vec<_> = ports.chain(paths).collect();
-    check_ports(file, &text, |name| {
-        names.iter().find(|(known, _)| known == name).map(|(_, number)| *number)
-    })?;
-    let lines = (1..).zip(text.lines()).filter(|(_, line)| change::is_flow(line));
-    for (line, text) in lines {
-        change::read(text, Command::Add, Names::of(&names))
-            .map_err(|why| wrong(file, line, text.trim(), &why))?;
-    }
-    Ok(())
+    let mut numbers: Vec<_> = ports.collect();
+    let mut tables = Tables::new();
+    tables.set_ports(numbers.iter().map(|(_, number)| (*number, true)));
+    let cores = online_cpus().context("reading which cores there are")?;
+    tables.set_cores(Some(cores.into_iter().filter_map(|core| core.try_into().ok()).collect()));
+    let path =
+        |path: &DaemonPath| PathPort { name: path.name.clone(), drops: path.otherwise == Otherwise::Drop };
+    tables.set_paths(config.paths.iter().map(|p| (p.id, path(p))).collect());
+    let number = |path: &DaemonPath| Some((format!("path:{}", path.name), RulePort::of_path(path.id)?));
+    numbers.extend(config.paths.iter().filter_map(number));
+    let most = config.flows.rules.0;
+    FileRules::new(file, &text, &numbers)?.each(|rule, kept| {
+        let dialect = if kept { Dialect::Kept } else { Dialect::OpenFlow13 };
+        tables.apply(rule, dialect, 0).map_err(|refused| refused.to_string())?;
+        if tables.len() > most as usize { Err(change::full(tables.len() - 1, most)) } else { Ok(()) }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use logic::flow::{
+        Field,
+        text::{InstructionsText, MatchText},
+    };
     use std::os::unix::fs::PermissionsExt;
 
     fn config(rules: &str) -> (tempfile::TempDir, Config) {
@@ -139,30 +251,85 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_checked_line_by_line_and_its_ports_by_their_numbers() {
+    fn a_file_is_checked_as_the_daemon_reads_it() {
+        let many = "udp,tp_dst=1,actions=drop\nudp,tp_dst=2,actions=drop\nudp,tp_dst=3,actions=drop\n";
         for fine in [
             "",
-            "# ports: 1=eth1 2=eth2\n\n  # comment\nin_port=eth2,actions=drop\ntable=1,priority=7,udp,actions=output:1\n",
-            "# ports:\nactions=normal",
+            "\n  # comment\nin_port=eth2,actions=drop\ntable=1,priority=7,udp,actions=output:1\n",
+            // Rules that were in force: a port has gone, a controller used 1.0, or a core is off.
+            "# ports: 1=eth1 9=eth9\nin_port=9,actions=mod_nw_dst:10.0.0.9,output:eth9\nactions=output:3\n# end of the rules\n",
+            "# ports:\nactions=set_core:999,normal\nin_port=eth1,actions=output:65030\n# end of the rules",
         ] {
             check(&config(fine).1).unwrap_or_else(|e| panic!("{fine}: {e}"));
         }
         for (text, expected) in [
             ("\nudp,actions=dorp\n", "flows:2: \"udp,actions=dorp\": \"dorp\""),
             ("in_port=eth9,actions=drop", "flows:1: \"in_port=eth9,actions=drop\": "),
-            (
-                "# ports: 2=eth1 1=eth2\n",
-                "flows:1: port eth1 had number 2 when the rules were saved, and has number 1 now; ",
-            ),
-            (
-                "# ports: 3=eth3\n",
-                "flows:1: port eth3 had number 3 when the rules were saved, and is not configured; ",
-            ),
+            ("actions=output:3", "flows:1: \"actions=output:3\": "),
+            ("actions=mod_nw_dst:10.0.0.9,output:1", "flows:1: "),
+            ("actions=group:1", "flows:1: "),
+            (many, "flows:3: \"udp,tp_dst=3,actions=drop\": the table is full: there are 2 rules"),
             ("# ports: x\n", "flows:1: \"x\": not a port's number and name"),
+            ("# ports: 1=eth1 1=eth2\n", "flows:1: \"1=eth2\": the name or the number is given twice"),
         ] {
-            let error = format!("{:#}", check(&config(text).1).unwrap_err());
+            let (_directory, mut config) = config(text);
+            if text == many {
+                config.flows.rules.0 = 2;
+            }
+            let error = format!("{:#}", check(&config).unwrap_err());
             assert!(error.contains(expected), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_off_never_loads() {
+        let whole = "# ports: 1=eth1 2=eth2 12=eth12\nudp,actions=output:12\nip,nw_src=10.0.0.0/8,actions=drop\n# end of the rules\n";
+        check(&config(whole).1).unwrap();
+        // Without its last line break it is still whole.
+        for bytes in whole.find('\n').unwrap()..whole.len() - 1 {
+            let error = format!("{:#}", check(&config(&whole[..bytes]).1).unwrap_err());
+            assert!(error.contains("the file is cut off"), "{bytes}: {error}");
+        }
+    }
+
+    /// Ports and paths that have other numbers now, that are new, and that are gone.
+    #[test]
+    fn rules_of_a_saved_file_keep_their_ports() {
+        let port = |name: &str, number| (name.to_owned(), RulePort(number));
+        let present = [port("a", 1), port("b", 2), port("new", 3), port("path:x", 65025)];
+        let text = "# ports: 1=b 2=a 3=gone\n# ports: 65024=path:x 65025=path:y\n\
+                    in_port=1,actions=output:2\nin_port=a,actions=output:b,output:gone,normal\n\
+                    in_port=new,actions=output:path:x\nin_port=4,actions=output:65025\nactions=in_port\n\
+# end of the rules\n";
+        let rules = FileRules::new(Path::new("f"), text, &present).unwrap();
+        assert_eq!(rules.missing, ["gone", "path:y"]);
+        let mut read = Vec::new();
+        rules
+            .each(|rule, kept| {
+                assert!(kept);
+                let actions = InstructionsText(&rule.instructions).to_string();
+                read.push(format!("{} {actions}", MatchText(&rule.matching)));
+                Ok(())
+            })
+            .unwrap();
+        // Those that are gone have numbers that no port has.
+        assert_eq!(
+            read,
+            [
+                "in_port=2 output:1",
+                "in_port=1 output:2,output:65279,NORMAL",
+                "in_port=3 output:65025",
+                "in_port=65280 output:65278",
+                " IN_PORT",
+            ]
+        );
+        let rules = FileRules::new(Path::new("f"), "in_port=a,actions=output:2\n", &present).unwrap();
+        rules
+            .each(|rule, kept| {
+                assert!(!kept && rule.matching.exact(Field::InPort) == Some(1));
+                Ok(())
+            })
+            .unwrap();
     }
 
     #[test]

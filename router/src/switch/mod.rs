@@ -374,11 +374,14 @@ impl Switch {
         early.into_iter().for_each(|event| self.take(event));
     }
 
-    /// Adds the rules of the configured file. Returns whether they are to be put in charge.
-    fn load(&mut self, loading: &Loading) -> Result<bool> {
+    /// Adds the rules of the configured file. Returns the rules that are to be put in charge, if any.
+    fn load(&mut self, loading: &Loading) -> Result<Option<Arc<FlowMaps>>> {
         let (rules, devices) = self.rules().map_err(|error| anyhow!("{}", error.text))?;
         rules.load(loading, devices)?;
-        Ok(rules.agent.wants_rules())
+        let wanted = rules.agent.wants_rules().then(|| rules.maps().clone());
+        // The control loop reports when it has put them in charge.
+        self.charge.asked = wanted.is_some();
+        Ok(wanted)
     }
 
     /// The rules, and what they are about. The first call makes their maps.
@@ -440,6 +443,7 @@ impl Switch {
         let wanted = rules.agent.wants_rules();
         rules.carry_out(self.network.as_ref(), &self.devices.ports);
         self.gauge.rules.store(rules.count(), Relaxed);
+        self.gauge.core_rules.store(rules.agent.flows().tables().core_rules() as u64, Relaxed);
         let lost = rules.agent.packet_ins_lost();
         self.gauge.no_controller.store(lost.no_controller, Relaxed);
         self.gauge.over_rate.store(lost.over_rate, Relaxed);

@@ -13,7 +13,6 @@ use super::{
     slow::Exits,
 };
 use crate::{
-    api::flows::{FailedLine, FlowsRequest},
     base::clock::monotonic,
     config::{self, Config, DaemonPath},
     cores::handle::CoresHandle,
@@ -244,14 +243,21 @@ impl Rules {
     /// # Errors
     /// A line cannot be read or used.
     pub fn load(&mut self, file: &Loading, devices: &Devices) -> Result<()> {
-        let ports = &devices.ports;
-        file.check_ports(|name| ports.iter().find(|port| port.name == name).map(number))?;
+        let (ports, most_rules, now_ms) = (&devices.ports, self.most_rules, now_ms());
         // Rules may send to ports whose devices come later.
         self.agent.set_ports(ports.iter().map(info).collect());
-        let request = FlowsRequest { flows: file.text.clone(), first_line: 1, ..FlowsRequest::default() };
-        let report = change::apply(&mut self.agent, &request, ports, self.most_rules, now_ms());
+        let agent = &mut self.agent;
+        let rules = file.rules(&change::names_of_agent(agent, ports))?;
+        rules.each(|rule, kept| change::load(agent, rule, kept, ports, most_rules, now_ms))?;
         self.set_ports(devices);
-        report.failed.map_or(Ok(()), |FailedLine { line, flow, why }| Err(file.wrong(line, &flow, &why)))
+        if !rules.missing.is_empty() {
+            tracing::warn!(
+                "flow rules of {} name ports or paths that are not configured: {}; these rules match no packet, or drop it",
+                file.name(),
+                rules.missing.join(", ")
+            );
+        }
+        Ok(())
     }
 
     /// Answers the changes that packets obey, if the right program is attached (`obeys`), or that failed.

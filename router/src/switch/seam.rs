@@ -16,16 +16,21 @@ pub struct SwitchEnd<R> {
     /// Sends a message to the switch thread. It never waits.
     pub tell: Box<dyn Fn(SwitchMessage) + Send>,
     pub gauge: Arc<Gauge>,
-    /// Whether the rules of the configured file are to be put in charge, which is then an order, or why they cannot be used. The
-    /// answer comes after the first ports. `None`: there is no file.
-    pub loaded: Option<Receiver<Result<bool, String>>>,
+    /// The rules of the configured file, if they are to be put in charge, or why they cannot be used. They come after the first
+    /// ports. `None`: there is no file.
+    pub loaded: Option<Receiver<Loaded<R>>>,
 }
+
+/// See [`SwitchEnd::loaded`].
+pub type Loaded<R> = Result<Option<R>, String>;
 
 /// The counters of the switch thread, for `millrace status`.
 #[derive(Debug, Default)]
 pub struct Gauge {
     /// The number of rules.
     pub rules: AtomicU64,
+    /// Of these, rules of the core table.
+    pub core_rules: AtomicU64,
     /// Packets that user space has forwarded or dropped by rules.
     pub slow_done: AtomicU64,
     /// Packets that user space could not forward, or could not send.

@@ -16,6 +16,9 @@ pub enum Dialect {
     /// A modify that selects no rule does nothing, cookies stay, and RESET_COUNTS resets counters (1.3.5 section 6.4).
     /// Actions must fit the match of the rule (1.3.5 section A.3.4.1, OFPBAC_MATCH_INCONSISTENT).
     OpenFlow13,
+    /// As 1.3, for rules that were in force before. They may name ports, paths and cores that are missing now, and actions need
+    /// not fit the match: a controller may have added the rule with 1.0.
+    Kept,
 }
 
 /// The most actions of a rule (apply and write together) or of a bucket.
@@ -51,7 +54,10 @@ impl Tables {
             return Err(Refused::TooManyActions);
         }
         if let Some(path) = gives_to(i) {
-            return demand(self.paths.contains_key(&path), Refused::BadPort);
+            return demand(self.paths.contains_key(&path) || dialect == Dialect::Kept, Refused::BadPort);
+        }
+        if dialect == Dialect::Kept {
+            return i.apply.iter().chain(&i.write).try_for_each(|action| self.check_kept(action));
         }
         // If the match is not considered, nothing is known of the packet.
         let mut packet = (dialect == Dialect::OpenFlow13).then_some(*matching);
@@ -94,6 +100,16 @@ impl Tables {
         (0..=2)
             .flat_map(|turn| actions.iter().filter(move |action| rank(action) == turn))
             .try_for_each(|action| self.check_action(action, packet))
+    }
+
+    /// Checks an action of a rule that was in force before.
+    fn check_kept(&self, action: &Action) -> Result<(), Refused> {
+        match *action {
+            Action::Output { port, .. } if port.is_real() => Ok(()),
+            Action::Enqueue { port, queue } if port.is_real() => demand(queue == QUEUE, Refused::BadQueue),
+            Action::SetCore(_) => Ok(()),
+            _ => self.check_action(action, &mut None),
+        }
     }
 
     /// `packet`: the known fields of packets at this point, which the action may change. `None`: nothing is known, and the

@@ -2,9 +2,10 @@ use super::*;
 use crate::flow::{
     Action, CoreChoice, FcfPlace, Field, RulePort, Vxlan,
     field::{FIELDS, VLAN_PRESENT},
-    table::settable,
+    table::{Dialect, PathPort, Tables, settable},
 };
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 
 const ADD: FlowCommand = FlowCommand::Add;
 const DELETE: FlowCommand = FlowCommand::Delete { strict: false };
@@ -508,6 +509,33 @@ proptest! {
         for word in words(&text, Names::default()).unwrap() {
             let name = word.key.to_ascii_lowercase();
             prop_assert!(name == "table" || actions::syntax(&name).is_some(), "{} is not in the list", name);
+        }
+    }
+
+    /// A rule that a controller or a user could add is a rule again after it was saved, even if ports, paths and cores are gone.
+    #[test]
+    fn a_saved_rule_can_be_loaded_again(m in any_match(), instructions in any_instructions(), of_10: bool) {
+        let flow = FlowMod::new(ADD, 7, m, instructions);
+        let mut all = Tables::new();
+        let (mut ports, mut cores) = (Vec::new(), BTreeSet::new());
+        for action in flow.instructions.actions() {
+            match action {
+                Action::Output { port, .. } | Action::Enqueue { port, .. } => ports.push(*port),
+                Action::SetCore(CoreChoice::This(core)) => _ = cores.insert(*core),
+                _ => {}
+            }
+        }
+        let path = |port: &RulePort| Some((port.path()?, PathPort { name: "x".into(), drops: false }));
+        all.set_paths(ports.iter().filter_map(path).collect());
+        all.set_ports(ports.iter().map(|port| (*port, true)));
+        all.set_cores(Some(cores));
+        let dialect = if of_10 { Dialect::OpenFlow10 } else { Dialect::OpenFlow13 };
+        if all.apply(&flow, dialect, 0).is_ok() {
+            let text = format!("priority=7,{},actions={}", MatchText(&flow.matching), InstructionsText(&flow.instructions));
+            let again = parse_flow(&text, ADD).unwrap_or_else(|e| panic!("{text}: {e}"));
+            prop_assert_eq!((again.matching, &again.instructions), (flow.matching, &flow.instructions));
+            let done = Tables::new().apply(&again, Dialect::Kept, 0);
+            prop_assert!(done.is_ok(), "{}: {:?}", text, done);
         }
     }
 

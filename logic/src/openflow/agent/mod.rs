@@ -251,6 +251,14 @@ impl<M: FlowMemory> Agent<M> {
         self.flows.apply(change, Dialect::OpenFlow13, now_ms)
     }
 
+    /// Adds a rule that was in force in another agent ([`Dialect::Kept`]).
+    ///
+    /// # Errors
+    /// If the rule is refused, nothing has changed.
+    pub fn restore(&mut self, rule: &FlowMod, now_ms: u64) -> Result<(), Refused> {
+        self.flows.apply(rule, Dialect::Kept, now_ms)
+    }
+
     /// The flow tables, for queries.
     pub fn flows(&mut self) -> &mut Flows<M> {
         &mut self.flows

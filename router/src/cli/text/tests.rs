@@ -90,6 +90,7 @@ fn sample() -> Status {
         routes: Families { ipv4: 901_899, ipv6: 3 },
         neighbours: 5,
         flows: FlowsStatus {
+            core_rules: 0,
             rules: 3,
             file: None,
             in_charge: true,

@@ -35,15 +35,12 @@ fn rules_are_put_in_charge_survive_growth_and_are_taken_out() {
 }
 
 /// Starts with a file of rules, which the switch thread has read.
-fn start_from_file(linux: &Linux, loaded: Result<bool, String>) -> Result<Case> {
+fn start_from_file(linux: &Linux, loaded: Result<Option<u32>, String>) -> Result<Case> {
     let directory = tempfile::tempdir()?;
     let instance = Instance::under(directory.path(), None);
     let (orders, mut switch) = switch(linux);
     let (answer, of_file) = channel();
     switch.loaded = Some(of_file);
-    if loaded == Ok(true) {
-        orders.send(Some(7))?;
-    }
     answer.send(loaded)?;
     let (own, conditions) = (linux.clone(), Conditions::default());
     let control = Control::start(config(), instance, own.clone(), own, switch, None, conditions)?;
@@ -52,7 +49,7 @@ fn start_from_file(linux: &Linux, loaded: Result<bool, String>) -> Result<Case> 
 
 #[test]
 fn rules_of_a_file_are_in_charge_from_the_first_packet_on() {
-    let mut case = start_from_file(&linux(), Ok(true)).unwrap();
+    let mut case = start_from_file(&linux(), Ok(Some(7))).unwrap();
     assert_eq!(rules_of(&case), [Some(7)]);
     let messages = messages(&case);
     let SwitchMessage::Ports(first) = &messages[0] else { panic!("{messages:?}") };
@@ -61,7 +58,7 @@ fn rules_of_a_file_are_in_charge_from_the_first_packet_on() {
     assert!(case.status().flows.in_charge);
 
     // A file without rules, or a fail mode in which they do not apply.
-    let case = start_from_file(&linux(), Ok(false)).unwrap();
+    let case = start_from_file(&linux(), Ok(None)).unwrap();
     assert_eq!(rules_of(&case), [None]);
 }
 
