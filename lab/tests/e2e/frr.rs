@@ -49,6 +49,13 @@ impl Frr {
         Self { _daemons: [zebra].into_iter().chain(others).collect(), directory }
     }
 
+    /// The command line that gives these commands to a daemon.
+    pub fn line(&self, namespace: &Namespace, daemon: &str, commands: &[&str]) -> String {
+        let commands: String = commands.iter().map(|command| format!(" -c '{command}'")).collect();
+        let (name, directory) = (namespace.name(), self.directory.path().display());
+        format!("ip netns exec {name} vtysh --vty_socket {directory} -d {daemon}{commands}")
+    }
+
     /// Output of these commands of a daemon, one after another.
     pub fn vtysh(&self, namespace: &Namespace, daemon: &str, commands: &[&str]) -> String {
         let mut vtysh = namespace.command("vtysh");

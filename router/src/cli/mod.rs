@@ -12,12 +12,14 @@
 //! | `paths.rs` | `millrace paths` |
 //! | `sas.rs` | `millrace sas` |
 //! | `calibrate.rs` | `millrace calibrate` |
+//! | `drain.rs` | `millrace drain` |
 //! | `manual.rs` | man pages and completions |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 mod calibrate;
 pub(crate) mod capture;
 mod cores;
+mod drain;
 mod flows;
 mod manual;
 mod paths;
@@ -128,6 +130,9 @@ enum Command {
     Calibrate(calibrate::Calibrate),
     /// Show OpenFlow controllers and listeners, and their connections.
     Controllers(Output),
+    /// Lead traffic around this box before maintenance, and wait until it is gone.
+    #[command(after_help = drain::HELP)]
+    Drain(drain::Drain),
     /// Read the configuration file again and apply the changes, as SIGHUP does.
     Reload(Output),
     /// End the daemon and remove everything from the kernel; then plain Linux forwards.
@@ -260,6 +265,7 @@ impl Command {
             | Command::Reload(o) => o.json,
             Command::Stop(stop) => stop.output.json,
             Command::Check(check) => check.is_json(),
+            Command::Drain(drain) => drain.is_json(),
             Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
             Command::Paths(paths) => paths.is_json(),
@@ -278,6 +284,7 @@ impl Cli {
         match self.command {
             Command::Run(run) => return run.run(instance),
             Command::Check(check) => return check.run(&instance),
+            Command::Drain(drain) => return drain.run(&instance),
             Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
             Command::Metrics => {
                 let text = client::text(&instance.socket(), "/metrics", PATIENCE);
