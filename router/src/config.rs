@@ -12,9 +12,13 @@ use serde::{
     de::{DeserializeOwned, Error as _},
 };
 use std::{
-    fs, io, mem,
+    fs::{self, Metadata, OpenOptions},
+    io::{self, Read},
+    mem,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     str::FromStr,
+    thread,
     time::Duration,
 };
 use toml::Spanned;
@@ -390,8 +394,7 @@ impl Config {
 
     /// Reads and checks a file.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let text =
-            fs::read_to_string(file).map_err(|source| ConfigError::Read { file: file.into(), source })?;
+        let text = read_text(file).map_err(|source| ConfigError::Read { file: file.into(), source })?;
         Self::parse(file, &text)
     }
 
@@ -427,6 +430,49 @@ impl Config {
 
 /// Parses TOML. `forms` has an example of each key, for errors about values of a wrong type.
 /// Earlier versions read keys of `[experimental]` in other tables, so the error of such a key names the table.
+/// The longest configuration file.
+const MOST_BYTES: u64 = 16 << 20;
+/// A file that changed within this time may be half written.
+const SETTLES: Duration = Duration::from_millis(25);
+/// How often to look whether a file is still being written.
+const LOOKS: u32 = 40;
+
+/// Reads a configuration file. It waits a moment if the file is being written, because a part of it may be a right file, too.
+pub(super) fn read_text(file: &Path) -> io::Result<String> {
+    for _ in 0..LOOKS {
+        if let Some(text) = read_settled(file)? {
+            return Ok(text);
+        }
+        thread::sleep(SETTLES);
+    }
+    Err(io::Error::other("it changes all the time; try again"))
+}
+
+/// `None`: the file has just changed.
+fn read_settled(file: &Path) -> io::Result<Option<String>> {
+    // Opening a FIFO would otherwise wait for its writer, and with it the daemon's next reload.
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file)?;
+    let before = opened.metadata()?;
+    if !before.is_file() {
+        return Err(io::Error::other("it is not a file"));
+    }
+    if before.modified()?.elapsed().is_ok_and(|age| age < SETTLES) {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    (&opened).take(MOST_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20)));
+    }
+    let state = |data: &Metadata| (data.dev(), data.ino(), data.len(), data.mtime(), data.mtime_nsec());
+    if state(&before) != state(&fs::metadata(file)?) || before.len() != text.len() as u64 {
+        return Ok(None);
+    }
+    String::from_utf8(text)
+        .map(Some)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
+}
+
 fn from_toml<T: DeserializeOwned>(
     file: &Path,
     text: &str,
@@ -512,9 +558,64 @@ fn key_at(text: &str, at: usize) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("m.toml"), text).map_err(|e| e.to_string())
+    }
+
+    /// An editor that writes in pieces, and one that replaces the file.
+    #[test]
+    fn a_file_that_is_being_written_is_read_when_it_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("m.toml");
+        let whole: Vec<String> =
+            (0..2).map(|n| format!("heartbeat = \"{}s\"\n", n + 5).repeat(2000)).collect();
+        fs::write(&file, &whole[0]).unwrap();
+        let ends = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1.. {
+                    let mut written = fs::File::create(&file).unwrap();
+                    for piece in whole[n % 2].as_bytes().chunks(3000) {
+                        written.write_all(piece).unwrap();
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    thread::sleep(Duration::from_millis(if n % 3 == 0 { 60 } else { 5 }));
+                    let new = directory.path().join("new");
+                    fs::write(&new, &whole[n % 2]).unwrap();
+                    fs::rename(&new, &file).unwrap();
+                    thread::sleep(Duration::from_millis(20));
+                    if ends.load(std::sync::atomic::Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            let read: Vec<_> = (0..30).filter_map(|_| read_text(&file).ok()).collect();
+            ends.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(read.len() > 3 && read.iter().all(|text| whole.contains(text)), "{}", read.len());
+        });
+        assert!(read_text(&file).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_file_or_too_long_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo"), rustix::fs::Mode::RUSR).unwrap();
+        fs::write(path("bytes"), [0xff, 0xfe]).unwrap();
+        fs::File::create(path("long")).unwrap().set_len(MOST_BYTES + 1).unwrap();
+        for (name, why) in [
+            ("fifo", "it is not a file"),
+            (".", "it is not a file"),
+            ("bytes", "it is not UTF-8"),
+            ("long", "it is larger than 16 MiB"),
+            ("none", "No such file"),
+        ] {
+            let error = anyhow::Error::from(Config::read(&path(name)).unwrap_err());
+            let said = format!("{error:#}");
+            assert!(said.starts_with("cannot read the configuration /") && said.contains(why), "{said}");
+        }
     }
 
     #[test]

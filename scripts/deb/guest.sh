@@ -29,6 +29,19 @@ forwarded() { millrace status --json | sed -n 's/^    "forwarded": \([0-9]*\),$/
 #   lost COUNT SECONDS_BETWEEN
 lost() { ip netns exec client ping -q -n -i "$2" -c "$1" 10.2.0.2 | awk '/transmitted/ { print $1 - $4 }'; }
 
+readonly OFFLOADS='tx off tso off gso off txvlan off tx-vlan-stag-hw-insert off gro on'
+
+# Devices for another instance.
+add_pair() {
+	local device
+	ip link add "$1" up type veth peer name "$2"
+	ip link set "$2" up
+	for device in "$@"; do
+		# shellcheck disable=SC2086
+		ethtool -K "$device" $OFFLOADS >/dev/null
+	done
+}
+
 make_box() {
 	local host name port net
 	for host in client:p1:1 server:p2:2; do
@@ -38,14 +51,13 @@ make_box() {
 		ip -n "$name" link set eth0 up
 		ip -n "$name" addr add "10.$net.0.2/24" dev eth0
 		ip -n "$name" route add default via "10.$net.0.1"
-		ip netns exec "$name" ethtool -K eth0 tx off tso off gso off txvlan off tx-vlan-stag-hw-insert off gro on >/dev/null
+		# shellcheck disable=SC2086
+		ip netns exec "$name" ethtool -K eth0 $OFFLOADS >/dev/null
 		ip link set "$port" up
 		ip addr add "10.$net.0.1/24" dev "$port"
 		ethtool -K "$port" gro on >/dev/null
 	done
-	# More devices, for a second instance.
-	ip link add q1 up type veth peer name q2
-	ip link set q2 up
+	add_pair q1 q2
 	sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.p1.rp_filter=0 net.ipv4.conf.p2.rp_filter=0 \
 		net.ipv4.conf.all.accept_redirects=0 net.ipv4.conf.all.send_redirects=0
 }
@@ -140,8 +152,7 @@ ok "the watchdog leaves a working daemon alone, and replaces one that hangs"
 # One that hangs, and one that systemd is about to start again.
 mkdir -p /etc/systemd/system/millrace@.service.d
 printf '[Service]\nWatchdogSec=0\nTimeoutStopSec=10\nRestartSec=60\n' >/etc/systemd/system/millrace@.service.d/test.conf
-ip link add q3 up type veth peer name q4
-ip link set q4 up
+add_pair q3 q4
 sed 's|^ports = .*|ports = ["q3", "q4"]|' $CONFIG >/etc/millrace/third.toml
 rm -r /etc/systemd/system/millrace@second.service.d
 systemctl daemon-reload

@@ -105,6 +105,11 @@ impl Daemon {
         })
     }
 
+    /// Its status, if it is ready.
+    pub fn ask_if_ready(&self) -> Option<Value> {
+        self.try_ask(&["status"]).ok().filter(|status| status["ready"] == true)
+    }
+
     /// A command of the same instance.
     pub fn millrace(&self, words: &[&str]) -> Output {
         Command::new(binary()).args(words).args(["--instance", &self.instance]).output().unwrap()

@@ -13,9 +13,12 @@ use crate::{
 use lab::{command, workload::Family};
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeSet,
     fs,
     net::{TcpListener, TcpStream},
     path::PathBuf,
+    thread,
+    time::Duration,
 };
 
 /// A configuration file.
@@ -254,6 +257,62 @@ fn an_unusable_configuration_changes_nothing() {
 }
 
 /// Whether p1 and p2 have an XDP program.
+fn catches_hang_up(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (libc::SIGHUP - 1) != 0
+}
+
+/// Reloads by command and by signal while the daemon starts, and many at once while the file changes. Each succeeds or changes
+/// nothing, and the last one counts.
+#[test]
+#[ignore = "needs root"]
+fn reloads_can_come_at_any_time_and_at_once() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let text = |high: u32| format!("ports = [\"p1\", \"p2\"]\nheartbeat = \"30s\"\n[cores]\nhigh = {high}\n");
+    let file = File::new(&bed.name, &text(80));
+    let mut daemon = Daemon::launch(&bed.the_box, &bed.name, &["--config", file.0.to_str().unwrap()]);
+    // Before it catches the signal, it ends with it, as every process.
+    eventually_true("a daemon that catches SIGHUP", || catches_hang_up(daemon.pid()));
+    let (mut early, mut refused) = (0, BTreeSet::new());
+    while daemon.ask_if_ready().is_none() {
+        daemon.signal(libc::SIGHUP);
+        let output = daemon.millrace(&["reload"]);
+        early += u32::from(output.status.success());
+        refused
+            .extend((!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    assert!(early > 0 || !refused.is_empty(), "none came early");
+    assert!(refused.iter().all(|why| why.contains("no daemon is running")), "{refused:?}");
+    daemon.until_accelerated(2);
+
+    let stream = Stream::start(&bed, 11);
+    eventually_true("packets", || stream.arrived() > 50);
+    let before = stream.missing();
+    let results: Vec<_> = thread::scope(|scope| {
+        let reloads: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| (0..5).map(|_| daemon.millrace(&["reload"])).collect::<Vec<_>>()))
+            .collect();
+        for n in 0..20 {
+            file.write(&if n % 4 == 2 { "nonsense = 1\n".into() } else { text(75 + n) });
+            thread::sleep(Duration::from_millis(40));
+            daemon.signal(libc::SIGHUP);
+        }
+        reloads.into_iter().flat_map(|reloads| reloads.join().unwrap()).collect()
+    });
+    for output in &results {
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() || why.contains("nothing was changed: "), "{why}");
+    }
+    assert!(results.iter().any(|output| output.status.success()));
+    file.write(&text(77));
+    daemon.ask(&["reload"]);
+    assert_eq!(daemon.ask(&["cores"])["high"], 77);
+    assert_eq!(reload(&daemon), json!([]));
+    assert_eq!(stream.missing(), before);
+}
+
 /// The first paths, others, and none again. No packet is lost meanwhile.
 #[test]
 #[ignore = "needs root"]

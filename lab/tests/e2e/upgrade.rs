@@ -4,7 +4,7 @@ use std::{
     fs,
     sync::mpsc::{SyncSender, sync_channel},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Error, Result};
@@ -101,7 +101,7 @@ impl OtherDaemon {
         let instance = Instance::new(Some(testbed.name.parse().unwrap()));
         let config = Config {
             ports: ["eth1", "eth2"].map(|port| port.parse().unwrap()).into(),
-            heartbeat: "30s".parse().unwrap(),
+            heartbeat: "10m".parse().unwrap(),
             ..Config::default()
         };
         let (requests, queue) = sync_channel(1);
@@ -110,7 +110,9 @@ impl OtherDaemon {
         let thread = thread::spawn(move || {
             lab::sys::enter_network_namespace(std::os::fd::AsFd::as_fd(&home)).unwrap();
             let _held = kernel::ensure_bpffs().unwrap();
-            let bpf = OtherVersion(Bpf::new(&instance, false));
+            let mut bpf = Bpf::new(&instance, false);
+            bpf.adopt().unwrap();
+            let bpf = OtherVersion(bpf);
             let (observer, waker) = observing::open(&config, MultipathKeys::read(config.ecmp)).unwrap();
             let (_switch, rules) = router::switch::start(&config, waker.clone()).unwrap();
             let control =
@@ -167,4 +169,53 @@ fn another_version_with_other_maps_is_replaced_under_load_without_a_lost_packet(
     assert_forwards_right(&mut testbed, &workload);
     daemon.assert_verified();
     daemon.stop();
+}
+
+/// Rounds of [`a_daemon_killed_at_any_point_costs_no_packet`]; `MILLRACE_ROUNDS` sets another number, and `MILLRACE_SEED` another
+/// seed.
+const ROUNDS: u64 = 8;
+
+/// Daemons are killed at random points of their start and soon after it, some of them after the other version. What is
+/// pinned forwards all the time, and the next daemon takes over from whatever there is.
+#[test]
+#[ignore = "needs root"]
+fn a_daemon_killed_at_any_point_costs_no_packet() {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let (rounds, mut seed) =
+        (variable("MILLRACE_ROUNDS").unwrap_or(ROUNDS), variable("MILLRACE_SEED").unwrap_or(1));
+    let mut random = move |below: u64| {
+        // Knuth's linear congruential generator (MMIX).
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    let mut testbed = testbed(2);
+    let _leftovers = Leftovers(testbed.name.clone());
+    let workload = benchmark(Family::V4, 0..=2);
+    let ports = ["--port", "eth1", "--port", "eth2", "--heartbeat", "10m"];
+    let begun = Instant::now();
+    let daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &ports);
+    let longest = (begun.elapsed() * 3 / 2).as_micros() as u64;
+    daemon.kill();
+    let mut last = None;
+    let account = while_sending(&mut testbed, &workload, |testbed| {
+        let by_linux = forwarded_by_linux(testbed);
+        for round in 0..rounds {
+            if round % 4 == 1 {
+                OtherDaemon::start(testbed).leave();
+            }
+            let daemon = Daemon::launch(&testbed.box_namespace, &testbed.name, &ports);
+            thread::sleep(Duration::from_micros(random(longest)));
+            daemon.kill();
+        }
+        let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &ports);
+        daemon.until_accelerated(3);
+        assert_eq!(forwarded_by_linux(testbed), by_linux, "Linux forwarded meanwhile");
+        last = Some(daemon);
+    });
+    account.assert_no_loss("daemons that were killed");
+    let daemon = last.unwrap();
+    assert_forwards_right(&mut testbed, &workload);
+    daemon.assert_verified();
+    daemon.stop();
+    assert!(!fs::exists(format!("/sys/fs/bpf/millrace-{}", testbed.name)).unwrap());
 }

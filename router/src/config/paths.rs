@@ -8,7 +8,7 @@ use super::{
     ConfigError, CoreList, Weight,
     class::{AddressesText, ClassSettings, MacText},
     elements::{Captures, ElementSettings, MirrorSettings},
-    from_toml,
+    from_toml, read_text,
     runs::{self, RunsSettings},
     sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
 };
@@ -30,16 +30,12 @@ use logic::{
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
-    io::Read,
     path::Path,
     str::FromStr,
     sync::Arc,
 };
 use toml::Spanned;
 
-/// The longest file.
-const MOST_BYTES: u64 = 16 << 20;
 const MOST_PATHS: usize = 64;
 const MOST_ROUTES: usize = 100_000;
 const MOST_ELEMENTS: usize = 32;
@@ -201,14 +197,7 @@ pub struct PathConfig {
 impl PathsConfig {
     /// Reads and checks a file.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let fault = |source| ConfigError::Read { file: file.into(), source };
-        let mut text = String::new();
-        let opened = File::open(file).map_err(fault)?;
-        opened.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(fault)?;
-        if text.len() as u64 > MOST_BYTES {
-            let message = format!("the file is longer than {} MiB", MOST_BYTES >> 20);
-            return Err(ConfigError::Wrong { file: file.into(), line: 1, key: None, message });
-        }
+        let text = read_text(file).map_err(|source| ConfigError::Read { file: file.into(), source })?;
         Self::parse(file, &text)
     }
 

@@ -218,6 +218,78 @@ fn the_page_says_which_keys_a_running_daemon_cannot_change() {
     assert_eq!(said, with_workers.difference(&restart).map(table).collect());
 }
 
+/// Each key with values of all kinds. An error names the file, the line and the key.
+#[test]
+fn wrong_values_of_every_key_are_refused_by_line_and_key() {
+    const VALUES: [&str; 16] = [
+        "true",
+        "-1",
+        "1.5",
+        "nan",
+        "9223372036854775807",
+        "\"\"",
+        "\"\\u0000\"",
+        "\"5 parsecs\"",
+        "\"\\u001b[31m\"",
+        "[]",
+        "[1]",
+        "[[]]",
+        "[{ a = 1 }]",
+        "{}",
+        "{ a = 1 }",
+        "1979-05-27T07:32:00Z",
+    ];
+    let shapes = shapes::<Config>();
+    let leaves = shapes.iter().filter(|(path, shape)| !path.is_empty() && shape.fields.is_empty());
+    let mut keys = 0;
+    for (path, _) in leaves {
+        let (key, section) = path.split_last().unwrap();
+        // Others are keys within a value.
+        if section.len() > 1 && section != ["path", "class"] {
+            continue;
+        }
+        let (mut refused, mut tried) = (0, 0);
+        for value in VALUES {
+            let line = format!("{key} = {value}");
+            for text in with(section, &line) {
+                let at = text.lines().position(|found| found.contains(&line)).unwrap() + 1;
+                tried += 1;
+                let Err(error) = parse(&text) else { continue };
+                refused += 1;
+                let place = format!("/m.toml:{at}: ");
+                if !error.starts_with(&place) {
+                    // The value is fine, and does not go with another key.
+                    assert!(error.starts_with("/m.toml:") && error.contains(key), "{line}\n{text}\n{error}");
+                    continue;
+                }
+                let name = if section.len() > 1 { section.join(".") } else { path.join(".") };
+                let rest = error
+                    .strip_prefix(&format!("{place}{name}: "))
+                    .unwrap_or_else(|| panic!("{name}: {error}"));
+                assert!(rest.len() > 10 && !rest.contains('`') && !rest.contains('\x1b'), "{name}: {error}");
+            }
+        }
+        assert!(refused * 4 >= tried * 3, "{path:?}: {refused} of {tried} wrong values were refused");
+        keys += 1;
+    }
+    assert!(keys > 80, "{keys}");
+    for (section, line) in [
+        (&[][..], "nonsense = 1"),
+        (&["cores"][..], "higgh = 1"),
+        (&["path"][..], "nonsense = 1"),
+        (&["sa"][..], "x = 1"),
+    ] {
+        for text in with(section, line) {
+            let error = parse(&text).unwrap_err();
+            let at = text.lines().position(|found| found == line).unwrap() + 1;
+            assert!(
+                error.starts_with(&format!("/m.toml:{at}: ")) && error.contains("expected one of"),
+                "{error}"
+            );
+        }
+    }
+}
+
 #[test]
 fn the_page_has_all_keys_of_files_for_captures() {
     let page = page("docs/reference/config.md");
