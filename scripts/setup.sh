@@ -15,7 +15,7 @@ build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
 demo="conntrack iproute2 procps ethtool nftables"
 run="iptables iputils-ping tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
 stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv
-python3-scapy python3-cryptography strongswan-charon strongswan-swanctl libcharon-extra-plugins
+python3-scapy python3-cryptography keepalived strongswan-charon strongswan-swanctl libcharon-extra-plugins
 libstrongswan-standard-plugins"
 # This library exists only for x86-64. Elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi

@@ -128,6 +128,61 @@ wait %1
 [[ $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
 ok "upgrade and restart under load: $(cat /tmp/lost) of 3000 packets lost"
 
+fast() {
+	local before
+	before=$(forwarded)
+	[[ $(lost 20 0.05) == 0 ]]
+	(($(forwarded) - before >= 30))
+}
+recovers() { has_program p1 && has_program p2 && fast; }
+
+# A program that manages the ports is started again while packets run. None is lost.
+#   keeps_packets UNIT
+keeps_packets() {
+	lost 500 0.02 >/tmp/lost &
+	sleep 2
+	systemctl restart "$1"
+	wait %1
+	[[ $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
+	recovers
+}
+
+for port in p1:10.1.0.1 p2:10.2.0.1; do
+	printf '[Match]\nName=%s\n[Network]\nAddress=%s/24\nIPv6AcceptRA=no\n' "${port%:*}" "${port#*:}" >"/etc/systemd/network/50-${port%:*}.network"
+done
+systemctl start systemd-networkd
+networkctl reconfigure p1 p2
+until_true recovers
+keeps_packets systemd-networkd
+systemctl stop systemd-networkd.socket systemd-networkd
+ok "beside systemd-networkd: reconfigured, and started again under load without a lost packet"
+
+for port in p1:10.1.0.1 p2:10.2.0.1; do
+	printf 'iface %s inet static\n  address %s/24\n' "${port%:*}" "${port#*:}"
+done >/etc/network/interfaces
+for port in p1 p2; do
+	ip addr flush dev $port
+	ifup $port
+done
+until_true recovers
+ifdown p1
+ifup p1
+until_true recovers
+ok "beside ifupdown: a port down and up again"
+
+systemctl start NetworkManager
+for port in p1:10.1.0.1 p2:10.2.0.1; do
+	nmcli device set "${port%:*}" managed yes
+	nmcli connection add type ethernet con-name "${port%:*}" ifname "${port%:*}" ipv4.method manual ipv4.addresses "${port#*:}/24" \
+		ipv6.method disabled >/dev/null
+	nmcli connection up "${port%:*}" >/dev/null
+done
+until_true recovers
+keeps_packets NetworkManager
+systemctl stop NetworkManager
+until_true recovers
+ok "beside NetworkManager: its connections, and started again under load without a lost packet"
+
 # Its namespace comes later.
 sed 's|^ports = .*|ports = ["q1", "q2"]|; s|^#routers = .*|routers = ["late"]|' $CONFIG >/etc/millrace/second.toml
 systemctl start millrace@second || true
@@ -165,7 +220,8 @@ dpkg -r millrace >/tmp/dpkg 2>&1 || { cat /tmp/dpkg; false; }
 wait %1
 for port in p1 p2 q1 q2 q3 q4; do not has_program $port; done
 not pidof millrace
-[[ -z $(ls /sys/fs/bpf /run | grep millrace) ]]
+left=$(find /sys/fs/bpf /run -maxdepth 1 -name 'millrace*')
+[[ -z $left ]] || { echo "$left"; cat /tmp/dpkg; false; }
 [[ -e $CONFIG && $(cat /tmp/lost) == 0 ]] || { cat /tmp/lost; false; }
 ok "removed: plain Linux forwards, no packet was lost, the configuration is kept"
 

@@ -12,7 +12,7 @@
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
-//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `systemd.rs` | tests with real hosts |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `systemd.rs`, `vrrp.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
@@ -42,3 +42,4 @@ mod successors;
 mod systemd;
 mod upgrade;
 mod user_plane;
+mod vrrp;
