@@ -64,7 +64,7 @@ main() {
 	make_box
 	sed -i 's|^#ports = .*|ports = ["p1", "p2"]|' "$DIRECTORY/bundle/rootfs/etc/millrace/millrace.toml"
 	# shellcheck disable=SC2086
-	inside $command --instance $INSTANCE 2>"$DIRECTORY/log" &
+	(trap - ERR; inside $command --instance $INSTANCE 2>"$DIRECTORY/log") &
 	end=$((SECONDS + 90))
 	until millrace status --instance $INSTANCE --json 2>/dev/null | grep -q '"ready": true'; do
 		((SECONDS < end))
