@@ -29,7 +29,7 @@ inside() {
 		exec chroot "$root" "$@"' sh "$DIRECTORY/bundle/rootfs" "$@"
 }
 
-# The same, in the mount namespace of this script: for commands that only use the socket.
+# Runs the image's millrace, as `inside` does.
 millrace() { inside /usr/sbin/millrace "$@"; }
 
 make_box() {
@@ -83,7 +83,7 @@ main() {
 	ls /sys/fs/bpf/millrace-$INSTANCE >/dev/null
 	echo 'ok: after a kill, the program stays'
 	millrace stop --instance $INSTANCE >/dev/null
-	ip -n $NAME-box -d link show p1 | grep -qv xdp
+	[[ $(ip -n $NAME-box -d link show p1) != *xdp* ]]
 	echo 'image: done'
 }
 

@@ -428,16 +428,14 @@ impl Config {
     }
 }
 
-/// Parses TOML. `forms` has an example of each key, for errors about values of a wrong type.
-/// Earlier versions read keys of `[experimental]` in other tables, so the error of such a key names the table.
 /// The longest configuration file.
 const MOST_BYTES: u64 = 16 << 20;
 /// A file that changed within this time may be half written.
 const SETTLES: Duration = Duration::from_millis(25);
-/// How often to look whether a file is still being written.
+/// The most attempts to read a file that is being written.
 const LOOKS: u32 = 40;
 
-/// Reads a configuration file. It waits a moment if the file is being written, because a part of it may be a right file, too.
+/// Reads a configuration file. It waits a moment if the file is being written, because a part of it may be a valid configuration, too.
 pub(super) fn read_text(file: &Path) -> io::Result<String> {
     for _ in 0..LOOKS {
         if let Some(text) = read_settled(file)? {
@@ -445,7 +443,7 @@ pub(super) fn read_text(file: &Path) -> io::Result<String> {
         }
         thread::sleep(SETTLES);
     }
-    Err(io::Error::other("it changes all the time; try again"))
+    Err(io::Error::other("the file keeps changing; try again when it is complete"))
 }
 
 /// `None`: the file has just changed.
@@ -473,6 +471,8 @@ fn read_settled(file: &Path) -> io::Result<Option<String>> {
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
+/// Parses TOML. `forms` has an example of each key, for errors about values of a wrong type.
+/// Earlier versions read keys of `[experimental]` in other tables, so the error of such a key names the table.
 fn from_toml<T: DeserializeOwned>(
     file: &Path,
     text: &str,
@@ -599,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_or_too_long_is_refused() {
+    fn an_unreadable_or_too_long_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         rustix::fs::mkfifoat(rustix::fs::CWD, path("fifo"), rustix::fs::Mode::RUSR).unwrap();

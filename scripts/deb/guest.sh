@@ -170,12 +170,14 @@ ifup p1
 until_true recovers
 ok "beside ifupdown: a port down and up again"
 
+# It leaves alone what ifupdown manages.
+rm /etc/network/interfaces
 systemctl start NetworkManager
 for port in p1:10.1.0.1 p2:10.2.0.1; do
 	nmcli device set "${port%:*}" managed yes
 	nmcli connection add type ethernet con-name "${port%:*}" ifname "${port%:*}" ipv4.method manual ipv4.addresses "${port#*:}/24" \
 		ipv6.method disabled >/dev/null
-	nmcli connection up "${port%:*}" >/dev/null
+	nmcli connection up "${port%:*}" >/tmp/nm 2>&1 || { cat /tmp/nm; nmcli device; false; }
 done
 until_true recovers
 keeps_packets NetworkManager
@@ -183,7 +185,7 @@ systemctl stop NetworkManager
 until_true recovers
 ok "beside NetworkManager: its connections, and started again under load without a lost packet"
 
-# Its namespace comes later.
+# The namespace of the second instance is created after its start.
 sed 's|^ports = .*|ports = ["q1", "q2"]|; s|^#routers = .*|routers = ["late"]|' $CONFIG >/etc/millrace/second.toml
 systemctl start millrace@second || true
 sleep 10
@@ -204,7 +206,7 @@ restarted() { [[ $(pid millrace@second) != "$old" ]] && is_ready --instance seco
 until_true restarted
 ok "the watchdog leaves a working daemon alone, and replaces one that hangs"
 
-# One that hangs, and one that systemd is about to start again.
+# One daemon hangs, and systemd is about to start another one again.
 mkdir -p /etc/systemd/system/millrace@.service.d
 printf '[Service]\nWatchdogSec=0\nTimeoutStopSec=10\nRestartSec=60\n' >/etc/systemd/system/millrace@.service.d/test.conf
 add_pair q3 q4
@@ -226,7 +228,7 @@ left=$(find /sys/fs/bpf /run -maxdepth 1 -name 'millrace*')
 ok "removed: plain Linux forwards, no packet was lost, the configuration is kept"
 
 rm -r /etc/millrace/{second,third}.toml /etc/systemd/system/millrace@.service.d
-# A key without its sequence file would encrypt two packets alike.
+# A key without its sequence file would encrypt two packets with the same nonce.
 touch /etc/millrace/sa.key /var/lib/millrace/sa.sequence /var/lib/millrace/calibration.json /var/log/millrace/a.pcap
 dpkg -P millrace >/dev/null
 [[ $(ls /etc/millrace /var/lib/millrace) == $'/etc/millrace:\nsa.key\n\n/var/lib/millrace:\nsa.sequence' && ! -e /var/log/millrace ]]

@@ -160,7 +160,7 @@ fn a_box_is_drained_and_replaced_without_a_lost_packet() {
         };
         let (said, status) = drain(&first, &["--command", "true", "--timeout", "2s"]);
         assert!(
-            status == Some(1) && said.starts_with("not drained: ") && said.contains("; routers: host "),
+            status == Some(1) && said.starts_with("not drained: ") && said.contains("; by router: host "),
             "{said}"
         );
         let output = first.millrace(&["drain", "--command", "echo no session; exit 3"]);

@@ -74,8 +74,13 @@ pub fn benchmark(family: Family, routers: impl Iterator<Item = u16> + Clone) -> 
     Workload::benchmark(family, 500, routers)
 }
 
+/// Waits until so many packets are sent. It fails only if the generator stops.
 fn until_sent(testbed: &Testbed, packets: u64) {
-    eventually_true("the generator sends", || testbed.generator.packets().unwrap() >= packets);
+    let sent = || testbed.generator.packets().unwrap();
+    while sent() < packets {
+        let before = sent();
+        eventually_true("the generator sends", || sent() > before);
+    }
 }
 
 /// Sends at least [`ENOUGH`] packets while `work` runs, before, during and after it. Then sends as many while nothing

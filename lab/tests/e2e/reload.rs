@@ -256,7 +256,7 @@ fn an_unusable_configuration_changes_nothing() {
     assert!(refused(&daemon).contains("the daemon has no configuration file"));
 }
 
-/// Whether p1 and p2 have an XDP program.
+/// Does the process catch SIGHUP?
 fn catches_hang_up(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
@@ -370,6 +370,7 @@ fn paths_come_change_and_go() {
     assert!(why.contains("cannot change workers.cores"), "{why}");
 }
 
+/// Whether p1 and p2 have an XDP program.
 fn attached(bed: &Bed) -> Vec<bool> {
     ["p1", "p2"].map(|port| run(&bed.the_box, &format!("ip link show dev {port}")).contains(" xdp")).into()
 }

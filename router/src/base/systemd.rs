@@ -26,7 +26,7 @@ pub fn notify(state: &str) {
     if let Err(error) = sent {
         let first = state.lines().next().unwrap_or_default();
         tracing::warn!(
-            "systemd does not take the report {first:?} now, so the daemon sends it again: {error}"
+            "systemd does not take the report {first:?}; the daemon sends it again later: {error}"
         );
     }
 }

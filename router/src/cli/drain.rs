@@ -19,8 +19,8 @@ use std::{
 };
 
 pub(super) const HELP: &str = "\
-The command tells other routers to send their packets elsewhere, and waits until hardly any packet passes this box.
-The daemon forwards meanwhile, so no packet is lost. By default, FRR tells its BGP neighbours (RFC 8326):
+`millrace drain` makes other routers send their packets elsewhere. Then it waits until hardly any packet passes this
+box. The daemon forwards meanwhile, so no packet is lost. By default, FRR announces it to its BGP neighbours (RFC 8326):
   vtysh -c 'configure terminal' -c 'bgp graceful-shutdown'
 For another protocol, give the command, for instance with OSPF:
   millrace drain --command \"vtysh -c 'configure terminal' -c 'router ospf' -c 'max-metric router-lsa administrative'\"
@@ -123,7 +123,10 @@ impl Drain {
         };
         let name = self.command.as_deref().unwrap_or("vtysh");
         let does = if self.undo { "announce" } else { "withdraw" };
-        let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {name:?}"))?;
+        let output = command.stdin(Stdio::null()).output().with_context(|| match &self.command {
+            Some(_) => format!("cannot run {name:?}"),
+            None => "cannot run \"vtysh\" of FRR; install FRR, or give another command with --command".into(),
+        })?;
         if !output.status.success() {
             let text = [output.stdout, output.stderr].concat();
             let text = String::from_utf8_lossy(&text).trim().replace('\n', "; ");
@@ -178,8 +181,9 @@ fn said(report: &DrainReport) -> String {
     if report.drained {
         return format!("drained after {:.0} s: {rate:.0} packets/s pass\n", report.waited_s);
     }
-    let by: Vec<_> = report.routers.iter().map(|(name, rate)| format!("{name} {rate:.0}")).collect();
-    let by = if by.is_empty() { String::new() } else { format!("; routers: {}", by.join(", ")) };
+    let by: Vec<_> =
+        report.routers.iter().map(|(name, rate)| format!("{name} {rate:.0} packets/s")).collect();
+    let by = if by.is_empty() { String::new() } else { format!("; by router: {}", by.join(", ")) };
     format!("not drained: {rate:.0} packets/s still pass after {:.0} s{by}\n", report.waited_s)
 }
 
@@ -278,7 +282,10 @@ mod tests {
         assert_eq!(rates, Rates { all: 80.0, routers: [("red".into(), 50.0)].into() });
         assert_eq!(Rates::between(&after, &before, 1.0).all, 0.0, "counters that began at zero");
         let report = DrainReport { packets_per_s: 80.0, routers: rates.routers, ..DrainReport::none() };
-        assert_eq!(said(&report), "not drained: 80 packets/s still pass after 0 s; routers: red 50\n");
+        assert_eq!(
+            said(&report),
+            "not drained: 80 packets/s still pass after 0 s; by router: red 50 packets/s\n"
+        );
     }
 
     #[test]

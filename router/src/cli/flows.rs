@@ -45,7 +45,8 @@ pub enum Flows {
     Mod(Mod),
     /// Delete all rules that the match covers; without a match, all rules.
     Del(Del),
-    /// Save the rules to the file that the daemon reads at its start (`file` of [flows]), except those with groups or meters.
+    /// Save the rules to the file that the daemon reads at its start (`file` of [flows]), except those with groups or meters,
+    /// and those of the core table.
     Save(Save),
     /// Show the 40 busiest rules, each second until Ctrl-C.
     Watch(Select),
@@ -170,7 +171,7 @@ impl Save {
         let ports = status.ports.iter().map(|port| format!(" {}={}", port.number, port.port));
         let paths = status.paths.iter().map(|path| format!(" {}=path:{}", path.number, path.path));
         let mut text = format!(
-            "# Flow rules of Millrace, written by `millrace flows save`. Numbers of ports mean these ports:\n{PORTS}{}\n",
+            "# Flow rules of Millrace, written by `millrace flows save`. Port numbers in the rules mean these ports and paths:\n{PORTS}{}\n",
             ports.chain(paths).collect::<String>()
         );
         let (mut rules, mut left_out) = (0, 0);
@@ -194,7 +195,7 @@ impl Save {
         let left_out = match left_out {
             0 => String::new(),
             n => format!(
-                "; left out {n} with groups or meters, or of the core table: their controller must add them again"
+                "; left out {n} rules, which use groups or meters or are in the core table; their controller must add them again"
             ),
         };
         print(&format!("saved {rules} rules to {}{left_out}\n", file.display()))

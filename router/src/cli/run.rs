@@ -58,7 +58,8 @@ namespace, use `nsenter --net=/run/netns/NAME`: under `ip netns exec`, forwardin
 pub(super) const CHECK_HELP: &str = "\
 The command takes the options of `millrace run`. Without --config and --port, it reads the file of the Debian package:
 /etc/millrace/millrace.toml, or /etc/millrace/NAME.toml with --instance NAME. It loads the programs to see whether the
-kernel takes them, attaches them to no device, and leaves nothing behind. Of paths, it only checks what the file says.
+kernel takes them, attaches them to no device, and leaves nothing behind. Of paths, SAs, controllers and cores, it checks
+only what the file says.
 The exit status is 0 if the daemon would start, even if Linux would forward some packets. It is 1 if it would not.";
 
 /// The configuration of a daemon: a file, and options that win over it.

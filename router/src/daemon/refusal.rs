@@ -49,7 +49,7 @@ pub fn may_come(device: &Device) -> Option<String> {
     let mtu = looks.mtu.filter(|mtu| *mtu > SAFE_MTU).map(|mtu| format!("its MTU is {mtu}"));
     let why: Vec<_> = mtu.into_iter().chain(looks.lro.then(|| "LRO is on".into())).collect();
     (!why.is_empty())
-        .then(|| format!("some drivers refuse XDP when attaching, because {}", why.join(" and ")))
+        .then(|| format!("the driver may refuse XDP when Millrace attaches it: {}", why.join(" and ")))
 }
 
 /// The error for a device whose driver has no native XDP, if generic mode is not allowed.

@@ -44,8 +44,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let mut path_numbers = self.path_numbers.clone();
         path_numbers.number(&mut new.paths).map_err(|path| {
             ApiError::bad(format!(
-                "nothing was changed: no number is free for path {path}: a daemon can have {MOST_PATHS} paths from its start to \
-                 its end; restart it"
+                "nothing was changed: no number is free for path {path}: a daemon can have only {MOST_PATHS} different \
+                 paths until it is restarted; restart the daemon"
             ))
         })?;
         let new = &*new;
@@ -96,7 +96,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         changed.map_or(Ok(()), |mirror| {
             let file = mirror.file.display();
             Err(ApiError::bad(format!(
-                "nothing was changed: mirror {file}: to change its settings, name another file as well"
+                "nothing was changed: mirror {file}: its settings cannot change while its file stays the same; name another file as well"
             )))
         })
     }

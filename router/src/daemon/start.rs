@@ -34,6 +34,7 @@ use std::{
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
+    sync::Notify,
 };
 
 /// Runs the daemon until it is stopped or gets a signal.
@@ -282,13 +283,16 @@ impl Signals {
         thread::Builder::new().name("signals".into()).spawn(move || {
             privileges::serve_with_nothing("signals");
             runtime.block_on(async {
+                // Signals that come during a reload want one more, which reads the file after the last of them.
+                let wanted = Arc::new(Notify::new());
+                tokio::spawn(reloads(wanted.clone(), reloader, is_ready));
                 let mut asked = false;
                 loop {
                     tokio::select! {
                         _ = interrupt.recv() => {},
                         _ = terminate.recv() => {},
                         _ = hang_up.recv() => {
-                            tokio::spawn(reload(reloader.clone(), is_ready.clone()));
+                            wanted.notify_one();
                             continue;
                         }
                     }
@@ -304,16 +308,19 @@ impl Signals {
 }
 
 /// Follows the configuration file after SIGHUP. A daemon that is still starting reports to systemd when it is ready.
-async fn reload(reloader: Reloader, is_ready: Arc<AtomicBool>) {
-    let reports = is_ready.load(Relaxed);
-    if reports {
-        systemd::notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic().as_micros()));
-    }
-    if let Err(error) = reloader.reload().await {
-        tracing::error!("reload on SIGHUP: {}", error.text);
-    }
-    if reports {
-        systemd::notify("READY=1");
+async fn reloads(wanted: Arc<Notify>, reloader: Reloader, is_ready: Arc<AtomicBool>) {
+    loop {
+        wanted.notified().await;
+        let reports = is_ready.load(Relaxed);
+        if reports {
+            systemd::notify(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic().as_micros()));
+        }
+        if let Err(error) = reloader.reload().await {
+            tracing::error!("reload on SIGHUP: {}", error.text);
+        }
+        if reports {
+            systemd::notify("READY=1");
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The file of flow rules that apply from the start (`flows.file`).
 //!
 //! Its lines are as for `millrace flows add --file`. `millrace flows save` also writes the names and numbers of ports and paths into
-//! it, and an end. When such a file is read, the rules get the present numbers of these ports, and must only be possible as rules of
-//! a running daemon are: a port may have gone since.
+//! it, and an end line. When the daemon reads such a file, the rules get the present numbers of these ports. The rules are checked less
+//! strictly than new ones, because a port may have gone since.
 
 use super::change;
 use crate::{
@@ -182,7 +182,7 @@ fn saved(file: &Path, text: &str) -> Result<Option<Vec<(String, RulePort)>>> {
     let last = text.lines().rfind(|line| !line.trim().is_empty());
     if last != Some(END) {
         bail!(
-            "{}: the file is cut off: its last line is not {END:?}; save the rules again, or remove the line {PORTS:?}",
+            "{}: the file is cut off: its last line is not {END:?}; save the rules again, or complete them and remove each line that begins with {PORTS:?}",
             file.display()
         );
     }
@@ -198,7 +198,7 @@ fn read(file: &Path) -> Result<String> {
     ensure!(data.is_file(), "{}: it is not a file", reading());
     ensure!(
         is_ours_or_roots_alone(&data),
-        "{}: users other than root can write it; give it to root with mode 0600",
+        "{}: users other than root can write it; run chown root and chmod 600 on it",
         reading()
     );
     let mut text = String::new();

@@ -252,7 +252,7 @@ impl Rules {
         self.set_ports(devices);
         if !rules.missing.is_empty() {
             tracing::warn!(
-                "flow rules of {} name ports or paths that are not configured: {}; these rules match no packet, or drop it",
+                "{} was saved with ports or paths that are not configured now: {}; rules that name them match no packet, or drop it",
                 file.name(),
                 rules.missing.join(", ")
             );

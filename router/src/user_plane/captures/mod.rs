@@ -128,7 +128,7 @@ impl CaptureThreads {
         self.threads.len() > before && self.publish()
     }
 
-    /// Ends all other captures. No element may copy to them any more.
+    /// Ends all captures except these. No element may still copy to the ended ones.
     pub fn keep(&mut self, mirrors: &[MirrorSettings]) {
         let stays = |file: &PathBuf| mirrors.iter().any(|mirror| mirror.file == *file);
         let (stay, gone) = mem::take(&mut self.threads).into_iter().partition(|(file, _)| stays(file));
@@ -283,7 +283,7 @@ fn in_the_background(cores: Option<CpuSet>) -> Result<()> {
 
 type Rings = Vec<(Arc<Copies>, Thread)>;
 
-/// The thread that wakes those whose rings have copies. It starts with the first ring.
+/// The thread that wakes writers whose rings hold copies. It starts with the first ring.
 #[derive(Default)]
 struct Looker {
     rings: Arc<Mutex<Rings>>,

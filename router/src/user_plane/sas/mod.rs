@@ -157,16 +157,16 @@ impl Sas {
         Ok(made)
     }
 
-    /// Gives back the numbers that were reserved of SAs that are not used. Returns what failed.
+    /// Gives back the numbers that were reserved for unused SAs. Returns the errors.
     fn give_back(made: Vec<Made>) -> Vec<String> {
         made.into_iter().filter_map(|made| made.finish().1.err()).collect()
     }
 
-    /// The change from the SAs of one configuration to those of another: SAs to set and to remove. Those that are in both stay as they
-    /// are, also if others were set meanwhile.
+    /// The change from the SAs of one configuration to those of another: SAs to set and to remove. SAs that are in both
+    /// configurations stay as they are, even if `sas set` has set others meanwhile.
     ///
     /// # Errors
-    /// An SA differs, and its SPI does not.
+    /// An SA has changed, but keeps the SPI of a running one.
     fn difference(&self, old: &SasConfig, new: &SasConfig) -> Result<(Vec<SaConfig>, Vec<SaName>), String> {
         let has = |all: &[SaConfig], sa: &SaConfig| all.iter().any(|other| other.is_same(sa));
         let running = |sa: &SaConfig| self.made.iter().any(|made| made.config.is_same(sa));
@@ -175,7 +175,11 @@ impl Sas {
         let is = |sa: &SaConfig, other: &SaConfig| (&sa.name, sa.spi) == (&other.name, other.spi);
         if let Some(changed) = set.iter().find(|sa| self.made.iter().any(|made| is(&made.config, sa))) {
             return Err(changed
-                .wrong("spi", "a changed SA needs another SPI, and another key".into())
+                .wrong(
+                    "spi",
+                    "a changed SA needs another SPI, and another key, because no key may be used twice"
+                        .into(),
+                )
                 .to_string());
         }
         let is_replaced = |sa: &SaConfig| {

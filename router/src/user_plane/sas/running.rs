@@ -70,7 +70,7 @@ impl Running {
     }
 }
 
-/// A change that only has to be put in force. Dropped, it changes nothing.
+/// A change that is ready to be put in force. If it is dropped, nothing changes.
 #[must_use]
 pub struct Prepared<'a> {
     running: &'a Running,
@@ -151,7 +151,7 @@ impl RunningSas {
         changed
     }
 
-    /// Takes all steps from the SAs of the present configuration to those of another that can fail. Other changes wait meanwhile.
+    /// Prepares the change to the SAs of another configuration, with every step that can fail. Other changes wait meanwhile.
     ///
     /// # Errors
     /// The change is not possible. Then nothing changes.
