@@ -43,6 +43,11 @@ impl Controller {
                 Err(_) => sys::sleep(Duration::from_millis(20))?,
             }
         };
+        Self::over(stream)
+    }
+
+    /// Agrees on the version with the switch at the other end.
+    pub fn over(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let mut controller = Self { stream, unread: Vec::new(), xid: 0 };
@@ -50,6 +55,18 @@ impl Controller {
         match controller.next()?.1 {
             Message::Hello { .. } => Ok(controller),
             other => bail!("the switch sent {other:?} instead of a hello"),
+        }
+    }
+
+    /// The number that tells the switch from others.
+    pub fn datapath_id(&mut self) -> Result<u64> {
+        let asked = self.send(&[Message::FeaturesRequest])?;
+        loop {
+            if let (xid, Message::FeaturesReply(features)) = self.next()?
+                && xid == asked
+            {
+                return Ok(features.datapath_id);
+            }
         }
     }
 

@@ -16,9 +16,11 @@ use crate::{
 use lab::{
     command,
     namespace::{Namespace, unique_run_name},
+    openflow::Controller,
 };
+use logic::flow::{FlowCommand, text::parse_flow};
 use std::{
-    net::UdpSocket,
+    net::{TcpListener, UdpSocket},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::Duration,
@@ -70,9 +72,10 @@ impl Boxes {
         ]
     }
 
-    fn daemon(&self, n: usize) -> Daemon {
+    fn daemon(&self, n: usize, more: &[&str]) -> Daemon {
         let ports = ["--port", "in", "--port", "out", "--heartbeat", "30s"];
-        let mut daemon = Daemon::start(&self.boxes[n], &format!("{}-{n}", self.name), &ports);
+        let words = [&ports[..], more].concat();
+        let mut daemon = Daemon::start(&self.boxes[n], &format!("{}-{n}", self.name), &words);
         daemon.until_accelerated(1);
         daemon
     }
@@ -112,7 +115,7 @@ fn bgp(number: u32, network: &str, peers: &[(&str, u32)]) -> String {
 fn a_box_is_drained_and_replaced_without_a_lost_packet() {
     let all = Boxes::new();
     let [_edge, _core, one, _two] = all.frr();
-    let (first, second) = (all.daemon(0), all.daemon(1));
+    let (first, second) = (all.daemon(0, &[]), all.daemon(1, &[]));
     let is_shared = |router: &Namespace, to: &str| {
         run(router, &format!("ip route show {to}")).matches("nexthop").count() == 2
     };
@@ -176,7 +179,7 @@ fn a_box_is_drained_and_replaced_without_a_lost_packet() {
         // Nothing of it is left, and a new one begins.
         first.stop();
         is_used(&second);
-        let first = all.daemon(0);
+        let first = all.daemon(0, &[]);
         let undo = one.line(&all.boxes[0], "bgpd", &["configure terminal", "no bgp graceful-shutdown"]);
         let (said, status) = drain(&first, &["--undo", "--command", &undo]);
         assert!(status == Some(0) && said == "routes are announced again\n", "{said}");
@@ -190,4 +193,54 @@ fn a_box_is_drained_and_replaced_without_a_lost_packet() {
         over.store(true, Relaxed);
     });
     drop(second);
+}
+
+/// Each box dials the same controller, which gives both the same rules.
+#[test]
+#[ignore = "needs root"]
+fn one_controller_has_several_boxes() {
+    let all = Boxes::new();
+    all.edge.ip_batch("route add 10.2.0.0/24 nexthop via 10.11.0.2 nexthop via 10.12.0.2\n").unwrap();
+    all.core.ip_batch("route add 10.1.0.0/24 nexthop via 10.21.0.1 nexthop via 10.22.0.1\n").unwrap();
+    for (n, a_box) in (1..).zip(&all.boxes) {
+        a_box
+            .ip_batch(&format!(
+                "route add 10.1.0.0/24 via 10.1{n}.0.1\nroute add 10.2.0.0/24 via 10.2{n}.0.2\n"
+            ))
+            .unwrap();
+    }
+    let listener = all.edge.enter(|| Ok(TcpListener::bind("0.0.0.0:6653")?)).unwrap();
+    let daemons = [0, 1].map(|n| all.daemon(n, &["--controller", &format!("tcp:10.1{}.0.1", n + 1)]));
+    let drop = parse_flow("udp,tp_dst=9,actions=drop", FlowCommand::Add).unwrap();
+    let rest = parse_flow("actions=normal", FlowCommand::Add).unwrap();
+    let mut controllers = [(); 2].map(|()| {
+        let mut controller = Controller::over(listener.accept().unwrap().0).unwrap();
+        controller.change([rest.clone(), drop.clone()]).unwrap();
+        controller.barrier().unwrap();
+        controller
+    });
+    let ids = controllers.each_mut().map(|controller| controller.datapath_id().unwrap());
+    assert_ne!(ids[0], ids[1]);
+    let servers = [9, 10].map(|port| all.server.enter(|| Ok(UdpSocket::bind(("10.2.0.2", port))?)).unwrap());
+    let send = || {
+        for port in 5000..5000 + FLOWS {
+            let client = all.client.enter(|| Ok(UdpSocket::bind(format!("10.1.0.2:{port}"))?)).unwrap();
+            for to in ["10.2.0.2:9", "10.2.0.2:10"] {
+                client.send_to(&[1; 60], to).unwrap();
+            }
+        }
+    };
+    servers[1].set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    servers[0].set_nonblocking(true).unwrap();
+    send();
+    for _ in 0..FLOWS {
+        servers[1].recv(&mut [0; 100]).expect("a packet that no rule drops");
+    }
+    assert!(servers[0].recv(&mut [0; 100]).is_err(), "a packet passed the rule");
+    for daemon in &daemons {
+        let dropped =
+            |flow: &&serde_json::Value| flow["actions"] == "drop" && flow["packets"].as_u64().unwrap() > 0;
+        let flows = daemon.ask(&["flows", "list"]);
+        assert_eq!(flows.as_array().unwrap().iter().filter(dropped).count(), 1, "{flows:#}");
+    }
 }
