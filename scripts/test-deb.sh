@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 readonly CACHE=$PWD/target/vm/deb
 readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-1800}
-readonly PACKAGES=systemd-sysv,udev,dbus,linux-image-cloud-amd64,iproute2,ethtool,iputils-ping,procps,libelf1,zlib1g,man-db,ifupdown,network-manager
+readonly PACKAGES=systemd-sysv,udev,dbus,linux-image-cloud-amd64,iproute2,ethtool,iputils-ping,procps,libelf1,zlib1g,man-db,ifupdown,network-manager,irqbalance,tuned
 
 # A disk with Debian, beside its kernel and initramfs. It is made once for each release.
 make_root() {
@@ -37,7 +37,7 @@ make_root() {
 	END
 	ln -s ../test.service "$root/etc/systemd/system/multi-user.target.wants/"
 	# The test starts each of them when it comes to it.
-	systemctl --root="$root" disable -q NetworkManager NetworkManager-dispatcher networking systemd-networkd
+	systemctl --root="$root" disable -q NetworkManager NetworkManager-dispatcher networking systemd-networkd irqbalance tuned
 	mkfs.ext4 -q -d "$root" "$root.new" 2G
 	rm -rf "$root"
 	mv "$root.new" "$root.ext4"

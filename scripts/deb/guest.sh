@@ -185,6 +185,14 @@ systemctl stop NetworkManager
 until_true recovers
 ok "beside NetworkManager: its connections, and started again under load without a lost packet"
 
+systemctl start irqbalance tuned
+tuned-adm profile network-throughput
+until_true recovers
+keeps_packets tuned
+keeps_packets irqbalance
+systemctl stop irqbalance tuned
+ok "beside irqbalance and tuned: started again under load without a lost packet"
+
 # The namespace of the second instance is created after its start.
 sed 's|^ports = .*|ports = ["q1", "q2"]|; s|^#routers = .*|routers = ["late"]|' $CONFIG >/etc/millrace/second.toml
 systemctl start millrace@second || true

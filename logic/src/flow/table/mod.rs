@@ -59,7 +59,6 @@ use super::{
     FlowCommand, FlowFilter, FlowMod, FlowRemoved, Instructions, Key, Match, Refused, Removed, RulePort,
     rule::{CORE_TABLE, TABLES, TableId},
 };
-use crate::paths::PathId;
 use groups::Groups;
 use lookup::Tuples;
 use meters::Meters;
@@ -122,7 +121,7 @@ pub struct Tables {
 }
 
 /// The existing paths, by number.
-pub type PathPorts = BTreeMap<PathId, PathPort>;
+pub type PathPorts = BTreeMap<u16, PathPort>;
 
 /// A path of the user plane, to which rules send packets.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use crate::{
         BadMessage, Message,
         message::{PortConfig, PortDescription, PortFeatures, PortMod, PortReason, PortState, PortStats},
     },
-    paths::PathId,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -153,7 +152,7 @@ impl PathInfo {
 pub(super) struct Ports {
     real: BTreeMap<RulePort, Entry>,
     /// Logical ports.
-    paths: BTreeMap<PathId, PathInfo>,
+    paths: BTreeMap<u16, PathInfo>,
 }
 
 impl Ports {
@@ -226,12 +225,12 @@ impl<M: FlowMemory> Agent<M> {
     }
 
     /// Sets the existing paths. Rules may send packets to them, and controllers get the changes of their ports.
-    pub fn set_paths(&mut self, paths: BTreeMap<PathId, PathInfo>) {
+    pub fn set_paths(&mut self, paths: BTreeMap<u16, PathInfo>) {
         self.flows.set_paths(paths.iter().map(|(id, of)| (*id, of.path.clone())).collect());
         let old = std::mem::replace(&mut self.ports.paths, paths);
         let now = &self.ports.paths;
         let mut told = Vec::new();
-        let ids: BTreeSet<PathId> = old.keys().chain(now.keys()).copied().collect();
+        let ids: BTreeSet<u16> = old.keys().chain(now.keys()).copied().collect();
         for (id, port) in ids.into_iter().filter_map(|id| Some((id, RulePort::of_path(id)?))) {
             match (old.get(&id), now.get(&id)) {
                 (Some(before), None) => told.push((PortReason::Delete, before.description(port))),

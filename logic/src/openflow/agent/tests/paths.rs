@@ -4,7 +4,6 @@ use super::*;
 use crate::{
     flow::table::PathPort,
     openflow::message::{Features, PacketOut, PortDescription, PortFeatures, PortMod, PortReason, PortState},
-    paths::PathId,
 };
 
 const FIRST: RulePort = RulePort(65024);
@@ -15,7 +14,7 @@ fn path(name: &str, has_worker: bool) -> PathInfo {
 }
 
 /// Paths with the numbers 0, 1 and so on.
-pub(super) fn numbered<const N: usize>(paths: [PathInfo; N]) -> BTreeMap<PathId, PathInfo> {
+pub(super) fn numbered<const N: usize>(paths: [PathInfo; N]) -> BTreeMap<u16, PathInfo> {
     (0..).zip(paths).collect()
 }
 
