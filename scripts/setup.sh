@@ -20,7 +20,7 @@ libstrongswan-standard-plugins"
 # This library exists only for x86-64. Elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
 vm="qemu-system-x86 busybox-static cpio zstd xz-utils"
-deb="debhelper lintian"
+deb="build-essential debhelper lintian"
 vm_kernel="linux-image-cloud-amd64"
 vm_directory=target/vm
 
@@ -89,6 +89,9 @@ disable_new_units() {
 # neither now nor after the next boot, even if the installation fails.
 install_without_services() {
 	policy=/usr/sbin/policy-rc.d
+	# A signal alone would not run the trap of EXIT.
+	trap 'exit 130' INT
+	trap 'exit 143' TERM HUP
 	packages_before=$(all_installed)
 	units_before=$(enabled_units)
 	if [ ! -e $policy ]; then

@@ -268,7 +268,6 @@ fn saved_rules_keep_their_ports_and_paths() {
         "priority=1,in_port=p2,actions=output:p1",
     ];
     daemon.millrace(&[&["flows", "add"], &flows[..]].concat());
-    // A controller may set what does not fit.
     let of_listed = |daemon: &Daemon| -> Vec<String> {
         let list = daemon.ask(&["flows", "list"]);
         let text = |flow: &serde_json::Value| {
@@ -293,4 +292,9 @@ fn saved_rules_keep_their_ports_and_paths() {
     assert_eq!(of_listed(&daemon).len(), 3);
     assert!(of_listed(&daemon)[1].starts_with(&format!("{udp}1,")), "p1: {:?}", of_listed(&daemon));
     assert!(of_listed(&daemon)[0].starts_with(&format!("{udp}652")), "no port: {:?}", of_listed(&daemon));
+    // They come back.
+    configure("\"p1\", \"p2\"", &["y"]);
+    daemon.leave();
+    let daemon = files.start(&bed);
+    assert_eq!(of_listed(&daemon)[0], format!("{udp}2,tp_dst=9 output:65024"));
 }

@@ -42,7 +42,7 @@ pub struct FlowMod {
 
 impl FlowMod {
     /// Gives the ports that the rule names other numbers: the whole port that it matches, and those that it sends to.
-    pub fn renumber_ports(&mut self, number: impl Fn(RulePort) -> RulePort) {
+    pub fn renumber_ports(&mut self, mut number: impl FnMut(RulePort) -> RulePort) {
         if let Some(port) = self.matching.exact(Field::InPort) {
             let port = number(RulePort(port as u16));
             self.matching.set(Field::InPort, port.0.into(), Field::InPort.all_bits());

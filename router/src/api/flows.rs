@@ -2,6 +2,7 @@
 
 use crate::base::packet::Headers;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Changes of flow rules, in order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -142,6 +143,9 @@ pub struct FlowsStatus {
     /// Of these, rules of the core table.
     #[serde(default)]
     pub core_rules: u64,
+    /// Names of all ports and paths that there have been since the start, by their number in rules.
+    #[serde(default)]
+    pub names: BTreeMap<u16, String>,
     /// The file of the rules that apply from the start, as configured.
     #[serde(default)]
     pub file: Option<String>,

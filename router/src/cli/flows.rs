@@ -168,11 +168,10 @@ impl Save {
         let file = self.file.or_else(|| status.flows.file.map(PathBuf::from)).context(
             "there is no file to save to: set `file` of [flows] in the configuration, or use --file",
         )?;
-        let ports = status.ports.iter().map(|port| format!(" {}={}", port.number, port.port));
-        let paths = status.paths.iter().map(|path| format!(" {}=path:{}", path.number, path.path));
+        let names = status.flows.names.iter().map(|(number, name)| format!(" {number}={name}"));
         let mut text = format!(
             "# Flow rules of Millrace, written by `millrace flows save`. Port numbers in the rules mean these ports and paths:\n{PORTS}{}\n",
-            ports.chain(paths).collect::<String>()
+            names.collect::<String>()
         );
         let (mut rules, mut left_out) = (0, 0);
         each(instance, "", |flow| {

@@ -94,7 +94,8 @@ impl Config {
         compare!(changes, Flows, "flows", flows, new.flows,
             rules: false,
             miss: true,
-            file: false,
+            // The daemon reads it at its start only, and `flows save` writes it.
+            file: true,
         );
         compare!(changes, CoresSettings, "cores", cores, new.cores,
             policy: steady,

@@ -17,6 +17,10 @@ pub fn first(ports: &[PortName]) -> NumberedPorts {
 }
 
 impl UsedNumbers {
+    pub fn iter(&self) -> impl Iterator<Item = (PortId, &PortName)> {
+        self.0.iter().map(|(id, name)| (*id, name))
+    }
+
     pub fn add(&mut self, ports: &NumberedPorts) {
         self.0.extend(ports.clone());
     }

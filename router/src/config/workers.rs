@@ -115,6 +115,11 @@ impl DaemonPath {
 pub struct PathNumbers(Vec<String>);
 
 impl PathNumbers {
+    /// Each path that there has been, with its number.
+    pub fn iter(&self) -> impl Iterator<Item = (PathId, &str)> {
+        (0..).zip(self.0.iter().map(String::as_str))
+    }
+
     /// Numbers the paths of a configuration: each gets the number that a path of its name had before, or one that no path
     /// has had.
     ///

@@ -21,6 +21,7 @@ use crate::{
     switch::seam::rule_port,
 };
 use logic::{
+    flow::RulePort,
     mirror::{Established, InterfaceView, PairView, RouterView, RulesView},
     net::Vlan,
     observe::NamespaceId,
@@ -69,6 +70,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         Ok(self.totals.of(&current))
     }
 
+    /// Names of ports and paths, by their numbers in flow rules.
+    fn names_of_rules(&self) -> BTreeMap<u16, String> {
+        let ports = self.world.used_numbers().map(|(id, name)| (rule_port(id).0, name.to_string()));
+        let path = |(id, name)| Some((RulePort::of_path(id)?.0, format!("path:{name}")));
+        ports.chain(self.path_numbers.iter().filter_map(path)).collect()
+    }
+
     fn status(&self) -> Result<Status, ApiError> {
         let (totals, now) = (self.totals()?, self.kernel.now());
         let (routers, ports) = (self.router_reports(&totals), self.port_reports(&totals));
@@ -103,6 +111,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             flows: FlowsStatus {
                 rules: gauge.rules.load(Relaxed),
                 core_rules: gauge.core_rules.load(Relaxed),
+                names: self.names_of_rules(),
                 file: self.config.flows.file.as_ref().map(|file| file.display().to_string()),
                 in_charge: self.flows.rules.is_some(),
                 why_not: gauge.why_not().clone(),

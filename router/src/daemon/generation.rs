@@ -306,7 +306,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             verifying: None,
         };
         if let Some(paths) = &mut control.paths {
-            paths.follow(&control.config.paths);
+            paths.follow(&[], &control.config.paths);
         }
         control.follow_policy();
         control.read_policy_first();

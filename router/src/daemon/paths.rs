@@ -29,7 +29,7 @@ use logic::{
     mirror::RouterView,
     paths::{
         PathId,
-        rows::{Otherwise, PathClass},
+        rows::{MOST_PATHS, Otherwise, PathClass},
     },
     plan::{PortId, RouterId},
     reason::Reason,
@@ -61,26 +61,67 @@ pub(super) struct Following<P> {
     /// Paths whose packets are dropped if no worker can take them. Those that are gone stay here: flow rules may still send
     /// packets to them.
     drops: BTreeSet<PathId>,
+    /// Paths whose workers still run another chain than the configured one, with the numbers that stand for them meanwhile. No
+    /// worker has these, so packets that must be encrypted are dropped and do not leave as the old chain sends them.
+    changing: BTreeMap<PathId, PathId>,
     /// Why the settings in the program are out of date.
     pub condition: Option<String>,
 }
 
 impl<P> Following<P> {
     pub fn new(plane: P) -> Self {
-        let drops = BTreeSet::new();
-        Following { plane, known: None, revision: None, wanted_at: None, drops, condition: None }
+        let (drops, changing) = (BTreeSet::new(), BTreeMap::new());
+        Following { plane, known: None, revision: None, wanted_at: None, drops, changing, condition: None }
     }
 
-    /// Follows other paths.
-    pub fn follow<M>(&mut self, paths: &[DaemonPath])
+    /// Drops what new paths must drop, before anything can send packets to them. [`Following::follow`] or
+    /// [`Following::stay`] comes next.
+    pub fn expect<M>(&self, paths: &[DaemonPath])
     where
         P: UserPlane<M>,
     {
-        self.drops.retain(|id| !paths.iter().any(|path| path.id == *id));
-        self.drops.extend(paths.iter().filter(|path| path.otherwise == Otherwise::Drop).map(|path| path.id));
-        // Before their classes are set.
+        self.plane.set_drops(&self.drops.union(&dropping(paths)).copied().collect());
+    }
+
+    /// The paths stay as they are.
+    pub fn stay<M>(&self)
+    where
+        P: UserPlane<M>,
+    {
         self.plane.set_drops(&self.drops);
+    }
+
+    /// Follows other paths than `before`.
+    pub fn follow<M>(&mut self, before: &[DaemonPath], paths: &[DaemonPath])
+    where
+        P: UserPlane<M>,
+    {
+        let is_other = |path: &&DaemonPath| {
+            path.otherwise == Otherwise::Drop
+                && before.iter().any(|old| old.id == path.id && old.chain != path.chain)
+        };
+        let taken: BTreeSet<PathId> = before.iter().chain(paths).map(|path| path.id).collect();
+        let mut free = (0..MOST_PATHS as PathId).rev().filter(|id| !taken.contains(id));
+        // Without a free number, its packets go to the old chain until the worker has the new one.
+        let changing = paths.iter().filter(is_other).filter_map(|path| Some((path.id, free.next()?)));
+        self.changing = changing.collect();
+        self.drops.retain(|id| !paths.iter().any(|path| path.id == *id));
+        self.drops.extend(dropping(paths));
+        // Before their classes are set.
+        self.plane.set_drops(&self.drops.iter().chain(self.changing.values()).copied().collect());
         (self.revision, self.wanted_at) = (None, None);
+    }
+
+    /// Gives packets to the workers again whose chains have changed, once they have.
+    fn settle<M>(&mut self, longest: Duration)
+    where
+        P: UserPlane<M>,
+    {
+        // Not before workers have the order.
+        if !self.changing.is_empty() && self.wanted_at.is_some() && self.plane.wait(longest) {
+            self.changing.clear();
+            self.revision = None;
+        }
     }
 
     /// Does any path have a class now, or may a flow rule give packets to one?
@@ -89,7 +130,20 @@ impl<P> Following<P> {
     }
 }
 
+/// The paths whose packets are dropped if no worker can take them.
+fn dropping(paths: &[DaemonPath]) -> BTreeSet<PathId> {
+    paths.iter().filter(|path| path.otherwise == Otherwise::Drop).map(|path| path.id).collect()
+}
+
 impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Waits a moment after a reload until workers run changed chains, and gives them packets again.
+    pub(super) fn settle_paths(&mut self, longest: Duration) {
+        if let Some(paths) = &mut self.paths {
+            paths.settle(longest);
+        }
+        self.tell_paths();
+    }
+
     /// Sets the classes of paths in the program, if they have changed.
     pub(super) fn tell_paths(&mut self) {
         let revision = self.world.mirror.revision();
@@ -115,7 +169,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Sets the classes of paths. Attaches the program with paths when there is a first class, and the one without
     /// paths when the last class is gone.
     pub(super) fn follow_paths(&mut self) {
-        self.tell_paths();
+        self.settle_paths(Duration::ZERO);
         let rules = self.flows.rules.is_some();
         let Some(some) = self.paths.as_ref().map(|paths| paths.are_some(rules)) else { return };
         if !self.generation.plane.follow_paths(some) {
@@ -178,7 +232,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Waits at the start until paths have workers, so that they have them when the daemon is ready, where possible.
     pub(super) fn wait_for_paths(&self) {
         if let Some(paths) = &self.paths {
-            paths.plane.wait(FIRST_WORKERS);
+            let _ = paths.plane.wait(FIRST_WORKERS);
         }
     }
 
@@ -193,7 +247,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let routers: Vec<_> = self.world.mirror.routers().collect();
         let class = |path: &DaemonPath| {
             let (port, router) = self.places(path, &routers).ok()?;
-            Some(PathClass { path: path.id, class: path.class(port, router), otherwise: path.otherwise })
+            let changing = self.paths.as_ref().and_then(|paths| paths.changing.get(&path.id));
+            let id = changing.copied().unwrap_or(path.id);
+            Some(PathClass { path: id, class: path.class(port, router), otherwise: path.otherwise })
         };
         Known { classes: self.config.paths.iter().filter_map(class).collect(), own: self.owners(&routers) }
     }

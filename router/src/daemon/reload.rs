@@ -14,6 +14,7 @@ use crate::{
     config::{Changes, Config, DaemonPath, PathNumbers, ports::NumberedPorts},
 };
 use logic::paths::rows::MOST_PATHS;
+use std::time::Duration;
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Follows `new`.
@@ -28,10 +29,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     ) -> anyhow::Result<Result<ReloadReport, ApiError>> {
         let prepared = match self.prepare(&mut new, beside) {
             Ok(prepared) => prepared,
-            Err(error) => return Ok(Err(error)),
+            Err(error) => {
+                self.paths.iter().for_each(Following::stay);
+                return Ok(Err(error));
+            }
         };
-        self.config = new;
-        let changes = self.follow(prepared)?;
+        let before = std::mem::replace(&mut self.config, new);
+        let changes = self.follow(prepared, &before.paths)?;
         match changes.now.is_empty() {
             true => tracing::info!("configuration reloaded: no key has changed"),
             false => tracing::info!("configuration reloaded; changed: {}", changes.now.join(", ")),
@@ -82,6 +86,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                  reload, and add {port} in the next"
             ))
         })?;
+        // From here on, flow rules may send packets to new paths.
+        self.paths.iter().for_each(|paths| paths.expect(&new.paths));
         beside.reload(&changes, new, &ports).map_err(|error| unusable(&error))?;
         Ok(Prepared { changes, ports, path_numbers, user_plane, generation, confirming })
     }
@@ -101,7 +107,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
-    fn follow(&mut self, prepared: Prepared<K::Plane>) -> anyhow::Result<Changes> {
+    fn follow(&mut self, prepared: Prepared<K::Plane>, before: &[DaemonPath]) -> anyhow::Result<Changes> {
         let Prepared { changes, ports, path_numbers, user_plane, generation, confirming } = prepared;
         self.path_numbers = path_numbers;
         if let Some(plane) = user_plane {
@@ -110,7 +116,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if changes.touch(&["path"])
             && let Some(paths) = &mut self.paths
         {
-            paths.follow(&self.config.paths);
+            paths.follow(before, &self.config.paths);
             match &generation {
                 // The program that knows paths comes with it.
                 Some(_) => self.tell_paths(),
@@ -137,19 +143,23 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if changes.touch(&["firewall."]) {
             self.connections.follow_consent(self.config.firewall.established);
         }
+        if let Some(generation) = generation {
+            self.replace(generation)?;
+        }
         if changes.touch(&["openflow."]) {
             // What rules do without a daemon depends on these keys.
             self.generation.plane.set_rules(self.flows.rules.as_ref())?;
         }
-        if let Some(generation) = generation {
-            self.replace(generation)?;
-        }
         self.want_paths();
+        self.settle_paths(CHANGED_CHAINS);
         // Rules that did not exist before are in charge before the answer.
         self.follow_switch();
         Ok(changes)
     }
 }
+
+/// How long a reload waits until workers run changed chains. Later rounds look again.
+const CHANGED_CHAINS: Duration = Duration::from_secs(2);
 
 /// What has been prepared for another configuration.
 struct Prepared<P: FastPath> {

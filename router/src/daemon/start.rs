@@ -20,7 +20,7 @@ use crate::{
     cores::{self, polled::PolledPorts, running::Cores},
     linux::{multipath::MultipathKeys, observer::Waker, spreading},
     switch,
-    user_plane::sas::RunningSas,
+    user_plane::sas::{self, RunningSas},
 };
 use anyhow::{Context, Error, Result, bail};
 use std::{
@@ -161,10 +161,12 @@ struct Threads {
 
 impl Beside for Threads {
     fn reload(&mut self, changes: &Changes, config: &Config, ports: &NumberedPorts) -> Result<()> {
-        let sas = self.sas.prepare(&config.sas).map_err(Error::msg)?;
+        // Reading keys may wait for a disk.
+        let sas = changes.touch(&["sa"]).then(|| self.sas.prepare(&config.sas)).transpose();
+        let sas = sas.map_err(Error::msg)?;
         // TLS files may have changed, even if no key has.
         self.switch.reload(config)?;
-        sas.put_in_force();
+        sas.into_iter().for_each(sas::Prepared::put_in_force);
         if changes.touch(&["ports", "cores.", "experimental."]) {
             self.cores.follow(config, ports);
         }

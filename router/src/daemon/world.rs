@@ -107,6 +107,11 @@ impl World {
         }
     }
 
+    /// Each port that there has been since the start, with its number.
+    pub fn used_numbers(&self) -> impl Iterator<Item = (PortId, &PortName)> {
+        self.used.iter()
+    }
+
     /// The configured ports, by number.
     fn numbered_ports(&self) -> NumberedPorts {
         let configured = self.ports.iter().filter(|(_, port)| !port.ends);

@@ -109,7 +109,10 @@ impl<'a> FileRules<'a> {
             }
             now.insert(*number, found.map_or_else(|| unused(&mut present_numbers), |(_, number)| *number));
         }
-        let mut saved_numbers: BTreeSet<RulePort> = saved.iter().map(|(_, number)| *number).collect();
+        // Numbers of rules that name a port without a name mean no port, also now.
+        let words = text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok());
+        let mut saved_numbers: BTreeSet<RulePort> = words.map(RulePort).collect();
+        saved_numbers.extend(saved.iter().map(|(_, number)| *number));
         let mut names = saved;
         for (name, number) in present {
             if !names.iter().any(|(saved, _)| saved == name) {
@@ -122,27 +125,33 @@ impl<'a> FileRules<'a> {
         Ok(FileRules { file, text, names, now: Some(now), nowhere, missing })
     }
 
-    /// Calls `add` with each rule, and with whether it was in force when the file was saved.
+    /// Calls `add` with each rule, and with whether it was in force when the file was saved. Returns the lines of a saved file that
+    /// name a number of no known port.
     ///
     /// # Errors
     /// A line cannot be read, or `add` refuses it.
-    pub fn each(&self, mut add: impl FnMut(&FlowMod, bool) -> Result<(), String>) -> Result<()> {
+    pub fn each(&self, mut add: impl FnMut(&FlowMod, bool) -> Result<(), String>) -> Result<Vec<u64>> {
+        let mut unknown = Vec::new();
         let lines = (1..).zip(self.text.lines()).filter(|(_, line)| change::is_flow(line));
         for (line, text) in lines {
             let rule = change::read(text, Command::Add, Names::of(&self.names));
             let added = rule.and_then(|mut rule| {
                 if let Some(now) = &self.now {
                     let is_numbered = |port: RulePort| port.is_real() || port.path().is_some();
-                    rule.renumber_ports(|port| match is_numbered(port) {
-                        true => now.get(&port).copied().unwrap_or(self.nowhere),
-                        false => port,
+                    rule.renumber_ports(|port| match now.get(&port) {
+                        Some(now) => *now,
+                        None if is_numbered(port) => {
+                            unknown.extend((unknown.last() != Some(&line)).then_some(line));
+                            self.nowhere
+                        }
+                        None => port,
                     });
                 }
                 add(&rule, self.now.is_some())
             });
             added.map_err(|why| wrong(self.file, line, text.trim(), &why))?;
         }
-        Ok(())
+        Ok(unknown)
     }
 }
 
@@ -170,8 +179,9 @@ fn saved(file: &Path, text: &str) -> Result<Option<Vec<(String, RulePort)>>> {
             let (number, name) =
                 port.ok_or_else(|| wrong(file, line, word, "not a port's number and name, such as 1=eth1"))?;
             let number = RulePort(number);
-            if all.iter().any(|(other, known)| other == name || *known == number) {
-                return Err(wrong(file, line, word, "the name or the number is given twice"));
+            // A port that went and came back may have had several numbers.
+            if all.iter().any(|(_, known)| *known == number) {
+                return Err(wrong(file, line, word, "the number is given twice"));
             }
             all.push((name.to_owned(), number));
         }
@@ -230,7 +240,8 @@ pub fn check(config: &Config) -> Result<()> {
         let dialect = if kept { Dialect::Kept } else { Dialect::OpenFlow13 };
         tables.apply(rule, dialect, 0).map_err(|refused| refused.to_string())?;
         if tables.len() > most as usize { Err(change::full(tables.len() - 1, most)) } else { Ok(()) }
-    })
+    })?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -270,7 +281,7 @@ mod tests {
             ("actions=group:1", "flows:1: "),
             (many, "flows:3: \"udp,tp_dst=3,actions=drop\": the table is full: there are 2 rules"),
             ("# ports: x\n", "flows:1: \"x\": not a port's number and name"),
-            ("# ports: 1=eth1 1=eth2\n", "flows:1: \"1=eth2\": the name or the number is given twice"),
+            ("# ports: 1=eth1 1=eth2\n", "flows:1: \"1=eth2\": the number is given twice"),
         ] {
             let (_directory, mut config) = config(text);
             if text == many {

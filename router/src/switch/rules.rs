@@ -248,7 +248,16 @@ impl Rules {
         self.agent.set_ports(ports.iter().map(info).collect());
         let agent = &mut self.agent;
         let rules = file.rules(&change::names_of_agent(agent, ports))?;
-        rules.each(|rule, kept| change::load(agent, rule, kept, ports, most_rules, now_ms))?;
+        let unknown = rules.each(|rule, kept| change::load(agent, rule, kept, ports, most_rules, now_ms))?;
+        if !unknown.is_empty() {
+            let lines: Vec<_> = unknown.iter().take(10).map(u64::to_string).collect();
+            tracing::warn!(
+                "{}: {} rules name a number of no known port, so they match no packet, or drop it; lines {}",
+                file.name(),
+                unknown.len(),
+                lines.join(", ")
+            );
+        }
         self.set_ports(devices);
         if !rules.missing.is_empty() {
             tracing::warn!(

@@ -198,8 +198,9 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
         self.order(|orders| orders.wanted = Some(wanted));
     }
 
-    fn wait(&self, longest: Duration) {
-        drop(self.until(longest, |orders| orders.done >= orders.given));
+    fn wait(&self, longest: Duration) -> bool {
+        let orders = self.until(longest, |orders| orders.done >= orders.given);
+        orders.done >= orders.given
     }
 
     fn stand(&self) -> Arc<Stand> {
@@ -351,7 +352,9 @@ impl Keeper {
         }
         let needed = frames_needed(&plan, &self.settings).max(LEAST_FRAMES);
         if self.workers.is_none() || needed > self.settings.frames {
-            let settings = WorkersSettings { frames: needed, ..self.settings.clone() };
+            // With room for some more paths: starting again costs the packets that are under way.
+            let frames = needed + needed / 4;
+            let settings = WorkersSettings { frames, ..self.settings.clone() };
             let started = PassUp::new().and_then(|up| {
                 let slots = Box::new(self.maps.clone());
                 Workers::start(settings, self.epochs.clone(), tables.clone(), slots, Box::new(up))
@@ -359,12 +362,12 @@ impl Keeper {
             match started {
                 Ok(workers) => {
                     if let Some(before) = self.workers.replace(workers) {
-                        tracing::info!("paths need more memory: workers start again with {needed} frames");
+                        tracing::info!("paths need more memory: workers start again with {frames} frames");
                         self.tally.end(before.report());
                         self.other_work.workers_begin_anew();
                         before.stop().iter().for_each(|failed| tracing::warn!("{failed}"));
                     }
-                    self.settings.frames = needed;
+                    self.settings.frames = frames;
                 }
                 Err(error) if self.workers.is_some() => {
                     conditions.push(format!("some paths do not get the memory that they need: {error:#}"));

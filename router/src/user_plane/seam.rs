@@ -36,8 +36,10 @@ pub trait UserPlane<M>: Clone {
     fn set_tables(&self, tables: M);
     /// Sets what workers shall do from now on. It is done later.
     fn want(&self, wanted: Wanted);
-    /// Waits until the last [`UserPlane::want`] is done, as far as possible, but not longer than this.
-    fn wait(&self, _longest: Duration) {}
+    /// Waits until the last [`UserPlane::want`] is done, as far as possible, but not longer than this. Returns whether it is.
+    fn wait(&self, _longest: Duration) -> bool {
+        true
+    }
     /// The state of workers a moment ago.
     fn stand(&self) -> Arc<Stand> {
         Arc::default()

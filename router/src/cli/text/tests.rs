@@ -91,6 +91,7 @@ fn sample() -> Status {
         neighbours: 5,
         flows: FlowsStatus {
             core_rules: 0,
+            names: Default::default(),
             rules: 3,
             file: None,
             in_charge: true,

@@ -180,6 +180,23 @@ fn the_first_paths_come_with_workers_and_a_program_that_knows_paths() {
     assert!(said.contains("cannot change workers.cores"), "{said}");
 }
 
+/// What must be encrypted must not meet the old chain, which does not encrypt.
+#[test]
+fn a_path_that_drops_gets_no_packet_while_its_chain_changes() {
+    let chain = |elements: &str| {
+        let text = [WORKERS, &path("a", "otherwise = \"drop\""), &path("b", "")].concat();
+        parsed(&text.replace("chain = [\"count\", \"discard\"]", &format!("chain = [{elements}]")))
+    };
+    let mut case = start_with(chain("\"count\", \"discard\""), linux()).unwrap();
+    let before = case.linux.0.classes.borrow().len();
+    assert_eq!(case.reload(chain("\"discard\"")), changed(&["path"]));
+    let set = case.linux.0.classes.borrow();
+    let ids = |n: usize| set[n].0.iter().map(|class| class.path).collect::<Vec<_>>();
+    assert_eq!((set.len(), ids(before), ids(before + 1)), (before + 2, vec![63, 1], vec![0, 1]));
+    assert!(case.linux.0.drops.borrow().last().unwrap().contains(&63));
+    assert_eq!(case.linux.0.wanted.borrow().last().unwrap().paths[&0].chain.len(), 1);
+}
+
 #[test]
 fn a_capture_changes_only_with_its_file() {
     let with = |file: &str, bytes: u32| {

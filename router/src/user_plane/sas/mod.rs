@@ -13,7 +13,7 @@ pub(crate) mod sequence_file;
 #[cfg(test)]
 mod tests;
 
-pub use running::RunningSas;
+pub use running::{Prepared, RunningSas};
 
 use crate::{
     api::sas::{CryptoReport, SaName, SaReport},
