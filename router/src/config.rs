@@ -591,7 +591,11 @@ mod tests {
                     }
                 }
             });
-            let read: Vec<_> = (0..30).filter_map(|_| read_text(&file).ok()).collect();
+            let read = |_| {
+                thread::sleep(Duration::from_millis(7));
+                read_text(&file).ok()
+            };
+            let read: Vec<_> = (0..60).filter_map(read).collect();
             ends.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(read.len() > 3 && read.iter().all(|text| whole.contains(text)), "{}", read.len());
         });
