@@ -97,14 +97,15 @@ impl<P> Following<P> {
         P: UserPlane<M>,
     {
         let is_other = |path: &&DaemonPath| {
-            path.otherwise == Otherwise::Drop
-                && before.iter().any(|old| old.id == path.id && old.chain != path.chain)
+            let has_changed = before.iter().any(|old| old.id == path.id && old.chain != path.chain);
+            path.otherwise == Otherwise::Drop && (has_changed || self.changing.contains_key(&path.id))
         };
         let taken: BTreeSet<PathId> = before.iter().chain(paths).map(|path| path.id).collect();
         let mut free = (0..MOST_PATHS as PathId).rev().filter(|id| !taken.contains(id));
         // Without a free number, its packets go to the old chain until the worker has the new one.
         let changing = paths.iter().filter(is_other).filter_map(|path| Some((path.id, free.next()?)));
-        self.changing = changing.collect();
+        let changing = changing.collect();
+        self.changing = changing;
         self.drops.retain(|id| !paths.iter().any(|path| path.id == *id));
         self.drops.extend(dropping(paths));
         // Before their classes are set.
