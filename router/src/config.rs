@@ -4,7 +4,7 @@
 //! with a part of a configuration.
 
 use crate::{
-    base::{BadValue, PortName},
+    base::{BadValue, PortName, whole},
     linux::{multipath::Ecmp, netns::Source},
 };
 use serde::{
@@ -12,13 +12,9 @@ use serde::{
     de::{DeserializeOwned, Error as _},
 };
 use std::{
-    fs::{self, Metadata, OpenOptions},
-    io::{self, Read},
-    mem,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    io, mem,
     path::{Path, PathBuf},
     str::FromStr,
-    thread,
     time::Duration,
 };
 use toml::Spanned;
@@ -394,8 +390,7 @@ impl Config {
 
     /// Reads and checks a file.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(file).map_err(|source| ConfigError::Read { file: file.into(), source })?;
-        Self::parse(file, &text)
+        Self::parse(file, &text_of(file)?)
     }
 
     /// Parses and checks `text`. `file` is only named in errors.
@@ -430,45 +425,11 @@ impl Config {
 
 /// The longest configuration file.
 const MOST_BYTES: u64 = 16 << 20;
-/// A file that changed within this time may be half written.
-const SETTLES: Duration = Duration::from_millis(25);
-/// The most attempts to read a file that is being written.
-const LOOKS: u32 = 40;
 
-/// Reads a configuration file. It waits a moment if the file is being written, because a part of it may be a valid configuration, too.
-pub(super) fn read_text(file: &Path) -> io::Result<String> {
-    for _ in 0..LOOKS {
-        if let Some(text) = read_settled(file)? {
-            return Ok(text);
-        }
-        thread::sleep(SETTLES);
-    }
-    Err(io::Error::other("the file keeps changing; try again when it is complete"))
-}
-
-/// `None`: the file has just changed.
-fn read_settled(file: &Path) -> io::Result<Option<String>> {
-    // Opening a FIFO would otherwise wait for its writer, and with it the daemon's next reload.
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file)?;
-    let before = opened.metadata()?;
-    if !before.is_file() {
-        return Err(io::Error::other("it is not a file"));
-    }
-    if before.modified()?.elapsed().is_ok_and(|age| age < SETTLES) {
-        return Ok(None);
-    }
-    let mut text = Vec::new();
-    (&opened).take(MOST_BYTES + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20)));
-    }
-    let state = |data: &Metadata| (data.dev(), data.ino(), data.len(), data.mtime(), data.mtime_nsec());
-    if state(&before) != state(&fs::metadata(file)?) || before.len() != text.len() as u64 {
-        return Ok(None);
-    }
-    String::from_utf8(text)
-        .map(Some)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8"))
+/// The text of a configuration file.
+fn text_of(file: &Path) -> Result<String, ConfigError> {
+    let read = whole::read_text(file, MOST_BYTES, |_| Ok(()));
+    read.map_err(|source| ConfigError::Read { file: file.into(), source })
 }
 
 /// Parses TOML. `forms` has an example of each key, for errors about values of a wrong type.
@@ -558,48 +519,10 @@ fn key_at(text: &str, at: usize) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::fs;
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("m.toml"), text).map_err(|e| e.to_string())
-    }
-
-    /// An editor that writes in pieces, and one that replaces the file.
-    #[test]
-    fn a_file_that_is_being_written_is_read_when_it_is_whole() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("m.toml");
-        let whole: Vec<String> =
-            (0..2).map(|n| format!("heartbeat = \"{}s\"\n", n + 5).repeat(2000)).collect();
-        fs::write(&file, &whole[0]).unwrap();
-        let ends = std::sync::atomic::AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                for n in 1.. {
-                    let mut written = fs::File::create(&file).unwrap();
-                    for piece in whole[n % 2].as_bytes().chunks(3000) {
-                        written.write_all(piece).unwrap();
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    thread::sleep(Duration::from_millis(if n % 3 == 0 { 60 } else { 5 }));
-                    let new = directory.path().join("new");
-                    fs::write(&new, &whole[n % 2]).unwrap();
-                    fs::rename(&new, &file).unwrap();
-                    thread::sleep(Duration::from_millis(20));
-                    if ends.load(std::sync::atomic::Ordering::Relaxed) {
-                        break;
-                    }
-                }
-            });
-            let read = |_| {
-                thread::sleep(Duration::from_millis(7));
-                read_text(&file).ok()
-            };
-            let read: Vec<_> = (0..60).filter_map(read).collect();
-            ends.store(true, std::sync::atomic::Ordering::Relaxed);
-            assert!(read.len() > 3 && read.iter().all(|text| whole.contains(text)), "{}", read.len());
-        });
-        assert!(read_text(&file).is_ok());
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! | [`seldom`] | limits log lines that outsiders cause |
 //! | [`systemd`] | reports to systemd how the daemon is |
 //! | [`values`] | names and values of users, checked |
+//! | [`whole`] | reads files that people edit |
 
 pub mod clock;
 pub mod conditions;
@@ -34,5 +35,6 @@ pub mod reference;
 pub mod seldom;
 pub mod systemd;
 pub mod values;
+pub mod whole;
 
 pub use values::{BadValue, PortName};

@@ -2,7 +2,7 @@
 
 use super::{Output, complain, get, show};
 use crate::{
-    api::status::{RouterReport, Status},
+    api::status::{ReasonCount, RouterReport, Status},
     base::{BadValue, clock::monotonic, instance::Instance},
     config::parse_ms,
 };
@@ -81,7 +81,7 @@ impl FromStr for Time {
 }
 
 /// What `millrace drain` found.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct DrainReport {
     drained: bool,
     /// Packets that pass each second.
@@ -101,7 +101,7 @@ impl Drain {
         if self.undo {
             // Also without a daemon: plain Linux may take the packets back.
             self.tell_neighbours()?;
-            show(self.output, &DrainReport::none(), |_| "routes are announced again\n".into())?;
+            show(self.output, &DrainReport::default(), |_| "routes are announced again\n".into())?;
             return Ok(ExitCode::SUCCESS);
         }
         // Nothing is withdrawn if nobody can say when the packets are gone.
@@ -168,12 +168,6 @@ impl Drain {
     }
 }
 
-impl DrainReport {
-    fn none() -> DrainReport {
-        DrainReport { drained: false, packets_per_s: 0.0, waited_s: 0.0, routers: BTreeMap::new() }
-    }
-}
-
 /// FRR's own means: neighbours that know RFC 8326, as FRR's do, use other ways if there are some.
 fn frr(undo: bool) -> Command {
     let mut vtysh = Command::new("vtysh");
@@ -217,7 +211,7 @@ impl Rates {
 
 /// Packets that went through the box, or were to go.
 fn passing(status: &Status) -> u64 {
-    let others = |reason: &&crate::api::status::ReasonCount| {
+    let others = |reason: &&ReasonCount| {
         // Lost packets were counted when they were forwarded.
         reason.class != "lost" && !OWN.iter().any(|own| own.name() == reason.reason)
     };
@@ -247,10 +241,7 @@ impl Calm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{
-        flows::FlowsStatus,
-        status::{Packets, ReasonCount},
-    };
+    use crate::api::{flows::FlowsStatus, status::Packets};
 
     #[test]
     fn only_a_calm_that_lasts_is_the_end() {
@@ -295,7 +286,7 @@ mod tests {
         let rates = Rates::between(&before, &after, 2.0);
         assert_eq!(rates, Rates { all: 80.0, routers: [("red".into(), 50.0)].into() });
         assert_eq!(Rates::between(&after, &before, 1.0).all, 0.0, "counters that began at zero");
-        let report = DrainReport { packets_per_s: 80.0, routers: rates.routers, ..DrainReport::none() };
+        let report = DrainReport { packets_per_s: 80.0, routers: rates.routers, ..DrainReport::default() };
         assert_eq!(
             said(&report),
             "not drained: 80 packets/s still pass after 0 s; by router: red 50 packets/s\n"

@@ -8,9 +8,10 @@ use super::{
     ConfigError, CoreList, Weight,
     class::{AddressesText, ClassSettings, MacText},
     elements::{Captures, ElementSettings, MirrorSettings},
-    from_toml, read_text,
+    from_toml,
     runs::{self, RunsSettings},
     sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
+    text_of,
 };
 use crate::{
     base::{BadValue, PortName},
@@ -197,8 +198,7 @@ pub struct PathConfig {
 impl PathsConfig {
     /// Reads and checks a file.
     pub fn read(file: &Path) -> Result<Self, ConfigError> {
-        let text = read_text(file).map_err(|source| ConfigError::Read { file: file.into(), source })?;
-        Self::parse(file, &text)
+        Self::parse(file, &text_of(file)?)
     }
 
     /// Parses and checks `text`. `file` is only named in errors.

@@ -66,9 +66,12 @@ impl Changing {
 
 /// The names of ports and paths, for flows as text.
 pub fn names(ports: &[SwitchPort], paths: &PathPorts) -> Vec<(String, RulePort)> {
-    let paths =
-        paths.iter().filter_map(|(id, path)| Some((format!("path:{}", path.name), RulePort::of_path(*id)?)));
-    ports.iter().map(|port| (port.name.clone(), number(port))).chain(paths).collect()
+    ports.iter().map(|port| (port.name.clone(), number(port))).chain(names_of_paths(paths)).collect()
+}
+
+/// The same, of paths only.
+pub fn names_of_paths(paths: &PathPorts) -> impl Iterator<Item = (String, RulePort)> {
+    paths.iter().filter_map(|(id, path)| Some((format!("path:{}", path.name), RulePort::of_path(*id)?)))
 }
 
 /// Applies all lines, or those before the first line that cannot be read or applied. `most_rules`: the number in the

@@ -4,28 +4,24 @@
 //! it, and an end line. When the daemon reads such a file, the rules get the present numbers of these ports. The rules are checked less
 //! strictly than new ones, because a port may have gone since.
 
-use super::change;
+use super::{change, rules::path_port};
 use crate::{
     api::flows::Command,
-    base::guard::is_ours_or_roots_alone,
-    config::{Config, DaemonPath, ports},
+    base::{guard::is_ours_or_roots_alone, whole::read_text},
+    config::{Config, ports},
     plane::{FlowMaps, online_cpus},
     switch::seam::{Loaded, rule_port},
 };
-use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-use logic::{
-    flow::{
-        FlowMod, RulePort,
-        table::{Dialect, PathPort, Tables},
-        text::Names,
-    },
-    paths::rows::Otherwise,
+use anyhow::{Context, Error, Result, anyhow, bail};
+use logic::flow::{
+    FlowMod, RulePort,
+    table::{Dialect, PathPorts, Tables},
+    text::Names,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::OpenOptions,
-    io::Read,
-    os::unix::fs::OpenOptionsExt,
+    fs::Metadata,
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -200,21 +196,14 @@ fn saved(file: &Path, text: &str) -> Result<Option<Vec<(String, RulePort)>>> {
 }
 
 fn read(file: &Path) -> Result<String> {
-    let reading = || format!("cannot read the flow rules of flows.file, {}", file.display());
-    // Opening a FIFO would otherwise wait for its writer.
-    let opened =
-        OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file).with_context(reading)?;
-    let data = opened.metadata().with_context(reading)?;
-    ensure!(data.is_file(), "{}: it is not a file", reading());
-    ensure!(
-        is_ours_or_roots_alone(&data),
-        "{}: users other than root can write it; run chown root and chmod 600 on it",
-        reading()
-    );
-    let mut text = String::new();
-    opened.take(MOST_BYTES + 1).read_to_string(&mut text).with_context(reading)?;
-    ensure!(text.len() as u64 <= MOST_BYTES, "{}: it is larger than {} MiB", reading(), MOST_BYTES >> 20);
-    Ok(text)
+    let is_safe = |data: &Metadata| match is_ours_or_roots_alone(data) {
+        true => Ok(()),
+        false => {
+            Err(io::Error::other("users other than root can write it; run chown root and chmod 600 on it"))
+        }
+    };
+    read_text(file, MOST_BYTES, is_safe)
+        .with_context(|| format!("cannot read the flow rules of flows.file, {}", file.display()))
 }
 
 /// Checks the file of a configuration, as the daemon does at its start.
@@ -230,11 +219,9 @@ pub fn check(config: &Config) -> Result<()> {
     tables.set_ports(numbers.iter().map(|(_, number)| (*number, true)));
     let cores = online_cpus().context("reading which cores there are")?;
     tables.set_cores(Some(cores.into_iter().filter_map(|core| core.try_into().ok()).collect()));
-    let path =
-        |path: &DaemonPath| PathPort { name: path.name.clone(), drops: path.otherwise == Otherwise::Drop };
-    tables.set_paths(config.paths.iter().map(|p| (p.id, path(p))).collect());
-    let number = |path: &DaemonPath| Some((format!("path:{}", path.name), RulePort::of_path(path.id)?));
-    numbers.extend(config.paths.iter().filter_map(number));
+    let paths: PathPorts = config.paths.iter().map(|path| (path.id, path_port(path))).collect();
+    numbers.extend(change::names_of_paths(&paths));
+    tables.set_paths(paths);
     let most = config.flows.rules.0;
     FileRules::new(file, &text, &numbers)?.each(|rule, kept| {
         let dialect = if kept { Dialect::Kept } else { Dialect::OpenFlow13 };

@@ -99,6 +99,11 @@ pub fn capacity(rules: usize) -> FlowCapacity {
     }
 }
 
+/// A path as a port of rules.
+pub fn path_port(path: &DaemonPath) -> PathPort {
+    PathPort { name: path.name.clone(), drops: path.otherwise == Otherwise::Drop }
+}
+
 impl Rules {
     /// Makes the maps, with no rules.
     ///
@@ -160,7 +165,7 @@ impl Rules {
     /// Sets the paths of the user plane, as configured, and whether they have workers.
     pub fn set_paths(&mut self, configured: &[DaemonPath], now: &BTreeMap<PathId, SwitchPath>) {
         let info = |path: &DaemonPath| PathInfo {
-            path: PathPort { name: path.name.clone(), drops: path.otherwise == Otherwise::Drop },
+            path: path_port(path),
             has_worker: now.get(&path.id).is_some_and(|now| now.has_worker),
         };
         self.agent.set_paths(configured.iter().map(|path| (path.id, info(path))).collect());

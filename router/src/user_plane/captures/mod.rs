@@ -130,12 +130,12 @@ impl CaptureThreads {
 
     /// Ends all captures except these. No element may still copy to the ended ones.
     pub fn keep(&mut self, mirrors: &[MirrorSettings]) {
-        let stays = |file: &PathBuf| mirrors.iter().any(|mirror| mirror.file == *file);
-        let (stay, gone) = mem::take(&mut self.threads).into_iter().partition(|(file, _)| stays(file));
-        self.threads = stay;
-        let gone: BTreeMap<_, _> = gone;
-        gone.values().for_each(Running::ends);
-        self.leaving.extend(gone.into_values());
+        let goes = |file: &&PathBuf| !mirrors.iter().any(|mirror| mirror.file == **file);
+        let gone: Vec<_> = self.threads.keys().filter(goes).cloned().collect();
+        for running in gone.iter().filter_map(|file| self.threads.remove(file)) {
+            running.ends();
+            self.leaving.push(running);
+        }
         self.tidy();
     }
 
