@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 /// A file that changed within this time may be half written.
@@ -24,11 +24,21 @@ pub fn read_text(
     most_bytes: u64,
     accepts: impl Fn(&Metadata) -> io::Result<()>,
 ) -> io::Result<String> {
+    read_patiently(file, most_bytes, accepts, SystemTime::now, thread::sleep)
+}
+
+fn read_patiently(
+    file: &Path,
+    most_bytes: u64,
+    accepts: impl Fn(&Metadata) -> io::Result<()>,
+    now: impl Fn() -> SystemTime,
+    wait: impl Fn(Duration),
+) -> io::Result<String> {
     for _ in 0..LOOKS {
-        if let Some(text) = read_settled(file, most_bytes, &accepts)? {
+        if let Some(text) = read_settled(file, most_bytes, &accepts, &now)? {
             return Ok(text);
         }
-        thread::sleep(SETTLES);
+        wait(SETTLES);
     }
     Err(io::Error::other("the file keeps changing; try again when it is complete"))
 }
@@ -38,6 +48,7 @@ fn read_settled(
     file: &Path,
     most_bytes: u64,
     accepts: impl Fn(&Metadata) -> io::Result<()>,
+    now: impl Fn() -> SystemTime,
 ) -> io::Result<Option<String>> {
     // Opening a FIFO would otherwise wait for its writer.
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file)?;
@@ -46,7 +57,7 @@ fn read_settled(
         return Err(io::Error::other("it is not a file"));
     }
     accepts(&before)?;
-    if before.modified()?.elapsed().is_ok_and(|age| age < SETTLES) {
+    if now().duration_since(before.modified()?).is_ok_and(|age| age < SETTLES) {
         return Ok(None);
     }
     let mut text = Vec::new();
@@ -66,45 +77,85 @@ fn read_settled(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::{cell::Cell, io::Write, path::PathBuf};
 
     const MOST: u64 = 1 << 20;
 
-    /// An editor that writes in pieces, and one that replaces the file.
+    /// An editor that writes a piece of a file each time that the reader waits, in virtual time.
+    struct Editor {
+        file: PathBuf,
+        now: Cell<SystemTime>,
+        pieces: Cell<usize>,
+    }
+
+    impl Editor {
+        fn new(file: PathBuf, pieces: usize) -> Self {
+            let now = Cell::new(SystemTime::now());
+            let editor = Self { file, now, pieces: Cell::new(pieces) };
+            editor.write();
+            editor
+        }
+
+        fn write(&self) {
+            let mut written = fs::File::options().create(true).append(true).open(&self.file).unwrap();
+            written.write_all(b"heartbeat\n").unwrap();
+            written.set_modified(self.now.get()).unwrap();
+        }
+
+        fn wait(&self, time: Duration) {
+            let left = self.pieces.get();
+            let step = if left > 0 { time / 2 } else { time };
+            self.now.set(self.now.get() + step);
+            if left > 0 {
+                self.pieces.set(left - 1);
+                self.write();
+            }
+        }
+
+        fn read(&self) -> io::Result<String> {
+            read_patiently(&self.file, MOST, |_| Ok(()), || self.now.get(), |time| self.wait(time))
+        }
+    }
+
     #[test]
     fn a_file_that_is_being_written_is_read_when_it_is_whole() {
         let directory = tempfile::tempdir().unwrap();
+        for pieces in [0, 1, 7, 38] {
+            let editor = Editor::new(directory.path().join(pieces.to_string()), pieces);
+            assert_eq!(editor.read().unwrap(), "heartbeat\n".repeat(pieces + 1));
+        }
+    }
+
+    #[test]
+    fn a_file_that_keeps_changing_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = Editor::new(directory.path().join("m.toml"), 1000).read().unwrap_err();
+        assert!(error.to_string().contains("keeps changing"), "{error}");
+    }
+
+    /// The editor replaces or shortens the file between the look at it and the reading.
+    #[test]
+    fn a_file_that_changes_while_it_is_read_is_read_again() {
+        let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("m.toml");
-        let whole: Vec<String> =
-            (0..2).map(|n| format!("heartbeat = \"{}s\"\n", n + 5).repeat(2000)).collect();
-        fs::write(&file, &whole[0]).unwrap();
-        let ends = std::sync::atomic::AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                for n in 1.. {
-                    let mut written = fs::File::create(&file).unwrap();
-                    for piece in whole[n % 2].as_bytes().chunks(3000) {
-                        written.write_all(piece).unwrap();
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    thread::sleep(Duration::from_millis(if n % 3 == 0 { 60 } else { 5 }));
-                    let new = directory.path().join("new");
-                    fs::write(&new, &whole[n % 2]).unwrap();
-                    fs::rename(&new, &file).unwrap();
-                    thread::sleep(Duration::from_millis(20));
-                    if ends.load(std::sync::atomic::Ordering::Relaxed) {
-                        break;
-                    }
-                }
-            });
-            let read = |_| {
-                thread::sleep(Duration::from_millis(7));
-                read_text(&file, MOST, |_| Ok(())).ok()
+        let old = SystemTime::now() - Duration::from_secs(60);
+        let write = |to: &Path, text: &str| {
+            fs::write(to, text).unwrap();
+            fs::File::options().write(true).open(to).unwrap().set_modified(old).unwrap();
+        };
+        let replace = || {
+            let new = directory.path().join("new");
+            write(&new, "new");
+            fs::rename(&new, &file).unwrap();
+        };
+        for change in [&replace as &dyn Fn(), &|| write(&file, "half")] {
+            write(&file, "whole");
+            let accepts = |_: &Metadata| {
+                change();
+                Ok(())
             };
-            let read: Vec<_> = (0..60).filter_map(read).collect();
-            ends.store(true, std::sync::atomic::Ordering::Relaxed);
-            assert!(read.len() > 3 && read.iter().all(|text| whole.contains(text)), "{}", read.len());
-        });
-        read_text(&file, MOST, |_| Ok(())).unwrap();
+            assert_eq!(read_settled(&file, MOST, accepts, SystemTime::now).unwrap(), None);
+        }
+        assert_eq!(read_text(&file, MOST, |_| Ok(())).unwrap(), "half");
     }
 }
