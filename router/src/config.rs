@@ -40,6 +40,7 @@ pub struct Config {
     pub cores: CoresSettings,
     pub shares: SharesSettings,
     pub openflow: OpenFlowSettings,
+    pub metrics: MetricsSettings,
     pub workers: WorkersSettings,
     pub experimental: Experimental,
     /// As written in the file. [`Config::sas`] has the checked form.
@@ -77,6 +78,7 @@ impl Default for Config {
             cores: CoresSettings::default(),
             shares: SharesSettings::default(),
             openflow: OpenFlowSettings::default(),
+            metrics: MetricsSettings::default(),
             workers: WorkersSettings::default(),
             experimental: Experimental::default(),
             crypto: None,
@@ -327,6 +329,7 @@ deserialize_by_parsing!(
     Ecmp,
     Established,
     HeartbeatTime,
+    ListenAddress,
     Miss,
     CoreList,
     PlacementPolicy,
@@ -348,6 +351,7 @@ mod class;
 mod cores;
 mod elements;
 mod experimental;
+mod metrics;
 mod openflow;
 mod paths;
 pub mod ports;
@@ -365,6 +369,7 @@ pub use cores::{
 };
 pub use elements::{Captures, ElementSettings, MirrorSettings};
 pub use experimental::{Experimental, IoRate, PollingMode, SharedResource};
+pub use metrics::{ListenAddress, MetricsSettings};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
@@ -400,6 +405,7 @@ impl Config {
             &cores::FORMS,
             &shares::FORMS,
             &openflow::FORMS,
+            &metrics::FORMS,
             &paths::FORMS,
             &sas::FORMS,
             &workers::FORMS,

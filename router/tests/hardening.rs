@@ -119,7 +119,11 @@ fn threads_that_parse_foreign_data_hold_few_capabilities() {
     const BPF: u32 = 39;
     in_new_namespace(|| {
         run("ip link add p0 type veth peer name q0");
-        let daemon = Daemon::start("caps", &["--controller", "ptcp:0:127.0.0.1"]);
+        run("ip link set lo up");
+        let config = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(config.path(), "[metrics]\nlisten = \"127.0.0.1:9111\"\n").unwrap();
+        let config = config.path().to_str().unwrap();
+        let daemon = Daemon::start("caps", &["--config", config, "--controller", "ptcp:0:127.0.0.1"]);
         let done = daemon.cli(&["flows", "add", "ip,nw_dst=192.0.2.1,actions=drop"]);
         assert!(done.status.success(), "{done:?}");
         let threads = daemon.threads();
@@ -134,7 +138,7 @@ fn threads_that_parse_foreign_data_hold_few_capabilities() {
             PERFMON,
             BPF,
         ]);
-        for name in ["api", "api-files", "openflow-net", "signals", "flow-notices"] {
+        for name in ["api", "api-files", "metrics", "openflow-net", "signals", "flow-notices"] {
             assert_eq!(threads.get(name), Some(&0), "{name}: {threads:x?}");
         }
         let of_rules = set(&[NET_ADMIN, NET_RAW, IPC_LOCK, PERFMON, BPF]);
@@ -198,6 +202,7 @@ fn hostile_names_reach_no_terminal_and_no_shell() {
             &["interfaces"],
             &["firewall"],
             &["status", "--json"],
+            &["metrics"],
         ];
         for words in
             all.into_iter().chain([&["top", "--once"][..], &["ports", "--json"], &["routers", "--json"]])

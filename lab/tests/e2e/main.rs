@@ -11,6 +11,7 @@
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
+//! | `metrics.rs` | the page of metrics, and counters of devices |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
 //! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `systemd.rs`, `vrrp.rs` | tests with real hosts |
 
@@ -30,6 +31,7 @@ mod jumbo;
 mod lifetime;
 mod load;
 mod losses;
+mod metrics;
 mod mirror;
 mod neighbours;
 mod paths;

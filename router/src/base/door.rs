@@ -11,6 +11,7 @@ use crate::base::guard::locked;
 use std::{
     collections::HashMap,
     hash::Hash,
+    net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex},
 };
 use tokio::sync::oneshot;
@@ -25,6 +26,15 @@ pub struct Room {
     pub waiting_of_a_source: usize,
     pub inside: usize,
     pub inside_of_a_source: usize,
+}
+
+/// The source for which a connection from an address counts: with IPv6 a /64, because a host with one address mostly has 2^64 of
+/// them.
+pub fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
+    }
 }
 
 /// A door. Cloning it is cheap.

@@ -2,9 +2,9 @@
 
 use rustix::{fs::FlockOperation, io::Errno};
 use std::{
-    fs::{self, File, Metadata},
+    fs::{self, File, Metadata, Permissions},
     io::{self, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, fchown},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -87,6 +87,17 @@ pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
     replace_by(path, |file| file.write_all(text))
 }
 
+/// As [`replace`]. All users may read the file.
+///
+/// # Errors
+/// As [`replace`].
+pub fn replace_for_all(path: &Path, text: &[u8]) -> io::Result<()> {
+    replace_by(path, |file| {
+        file.set_permissions(Permissions::from_mode(0o644))?;
+        file.write_all(text)
+    })
+}
+
 /// As [`replace`], even if the machine fails meanwhile or afterwards. Owner and mode of the file stay. This waits for the disk.
 pub fn replace_durably(path: &Path, text: &[u8]) -> io::Result<()> {
     let before = fs::metadata(path).ok();
@@ -136,10 +147,10 @@ fn is_owned(file: &Metadata, by: &[u32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     fn set_mode(path: &Path, mode: u32) {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     }
 
     #[test]
@@ -175,6 +186,10 @@ mod tests {
         replace(&file, b"ours").unwrap();
         assert_eq!(read_ours(&file).unwrap(), b"ours");
         assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        replace_for_all(&file, b"for all").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"for all");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o644);
+        replace(&file, b"ours").unwrap();
         fs::remove_file(&file).unwrap();
         symlink(&other, &file).unwrap();
         read_ours(&file).unwrap_err();

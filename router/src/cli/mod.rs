@@ -13,6 +13,7 @@
 //! | `sas.rs` | `millrace sas` |
 //! | `calibrate.rs` | `millrace calibrate` |
 //! | `drain.rs` | `millrace drain` |
+//! | `metrics.rs` | `millrace metrics` |
 //! | `manual.rs` | man pages and completions |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
@@ -22,6 +23,7 @@ mod cores;
 mod drain;
 mod flows;
 mod manual;
+mod metrics;
 mod paths;
 #[cfg(test)]
 mod reference;
@@ -114,8 +116,8 @@ enum Command {
     Cores(Output),
     /// Show the decisions about queues and cores, with their times and causes.
     Events(Events),
-    /// Print metrics of conditions, paths and workers for Prometheus (docs/reference/metrics.md).
-    Metrics,
+    /// Print all metrics for Prometheus (docs/reference/metrics.md), or write them to a file.
+    Metrics(metrics::Metrics),
     /// Show cores, queues, routers, flow rules and paths, live.
     #[command(after_help = top::HELP)]
     Top(top::Top),
@@ -254,7 +256,7 @@ pub fn main() -> ExitCode {
 impl Command {
     fn is_json(&self) -> bool {
         match self {
-            Command::Run(_) | Command::Top(_) | Command::Metrics | Command::Manual(_) => false,
+            Command::Run(_) | Command::Top(_) | Command::Metrics(_) | Command::Manual(_) => false,
             Command::Status(o)
             | Command::Controllers(o)
             | Command::Cores(o)
@@ -286,10 +288,7 @@ impl Cli {
             Command::Check(check) => return check.run(&instance),
             Command::Drain(drain) => return drain.run(&instance),
             Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
-            Command::Metrics => {
-                let text = client::text(&instance.socket(), "/metrics", PATIENCE);
-                print(&text.map_err(|e| said(&instance, e))?)
-            }
+            Command::Metrics(metrics) => metrics.run(&instance),
             Command::Ports(o) => show(o, &get::<Vec<PortReport>>(&instance, "/ports")?, |r| text::ports(r)),
             Command::Routers(o) => {
                 show(o, &get::<Vec<RouterReport>>(&instance, "/routers")?, |r| text::routers(r))

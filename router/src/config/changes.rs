@@ -1,8 +1,8 @@
 //! The keys that differ between two configurations.
 
 use super::{
-    Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits, OpenFlowSettings,
-    Policing, SharesSettings, WorkersSettings,
+    Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits, MetricsSettings,
+    OpenFlowSettings, Policing, SharesSettings, WorkersSettings,
 };
 
 /// Keys with other values, named as in the file (`cores.high`).
@@ -56,6 +56,7 @@ impl Config {
             cores,
             shares,
             openflow,
+            metrics,
             workers,
             experimental,
             sas,
@@ -122,6 +123,9 @@ impl Config {
             echo_interval: true,
             tls: true,
             proxy_ports: false,
+        );
+        compare!(changes, MetricsSettings, "metrics", metrics, new.metrics,
+            listen: true,
         );
         compare!(changes, WorkersSettings, "workers", workers, new.workers,
             cores: !has_workers,

@@ -142,7 +142,7 @@ fn the_page_has_all_keys_with_their_values_and_defaults() {
 }
 
 /// Values of keys for which the page has no example.
-const MORE: [(&str, &str); 17] = [
+const MORE: [(&str, &str); 18] = [
     ("ports", "[\"a\"]"),
     ("routers", "[\"a\"]"),
     ("sas_later", "[]"),
@@ -158,6 +158,7 @@ const MORE: [(&str, &str); 17] = [
     ("openflow.datapath_id", "\"0000000000000001\""),
     ("openflow.tls", "{ key = \"a\", certificate = \"b\", ca = \"c\" }"),
     ("openflow.proxy_ports", "[\"a\"]"),
+    ("metrics.listen", "\"[::1]:9111\""),
     ("workers.cores", "\"1\""),
     ("workers.calibration", "\"/a\""),
 ];

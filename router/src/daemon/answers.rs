@@ -3,6 +3,7 @@
 use super::{
     Control,
     api::{Answer, Query},
+    metrics::{MOST_INTERFACES, Observed},
     seam::{FastPath, Kernel, Observe},
     steering::Steerer,
     world::PortState,
@@ -39,12 +40,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Answers one query.
     pub(super) fn answer(&mut self, query: &Query) -> Answer {
         match query {
-            Query::Status => json(&self.status()?),
+            Query::Status => json(&self.status(&self.totals()?)),
+            Query::Metrics => json(&self.observed()?),
             Query::Ports => json(&self.port_reports(&self.totals()?)),
             Query::Routers => json(&self.router_reports(&self.totals()?)),
             Query::Connections(query) => json(&self.connection_reports(query)?),
             Query::Firewall => json(&self.firewall_reports()),
-            Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
+            Query::Interfaces => json(&self.interface_reports(&self.totals()?).collect::<Vec<_>>()),
             Query::Route(query) => json(&self.route(query)?),
             Query::Verify | Query::Reload(_) => Err(ApiError::failed("this is not answered here")),
             Query::Explain(request) => json(&self.explain(request)?),
@@ -77,18 +79,26 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         ports.chain(self.path_numbers.iter().filter_map(path)).collect()
     }
 
-    fn status(&self) -> Result<Status, ApiError> {
-        let (totals, now) = (self.totals()?, self.kernel.now());
-        let (routers, ports) = (self.router_reports(&totals), self.port_reports(&totals));
+    /// What a page of metrics needs.
+    fn observed(&self) -> Result<Observed, ApiError> {
+        let totals = self.totals()?;
+        let interfaces: Vec<_> = self.interface_reports(&totals).take(MOST_INTERFACES).collect();
+        let interfaces_left_out = (self.world.interfaces().count() - interfaces.len()) as u64;
+        Ok(Observed { status: self.status(&totals), interfaces, interfaces_left_out })
+    }
+
+    fn status(&self, totals: &Counters) -> Status {
+        let now = self.kernel.now();
+        let (routers, ports) = (self.router_reports(totals), self.port_reports(totals));
         let sum = |field: fn(&RouterReport) -> u64| routers.iter().map(field).sum();
-        let all = all_interfaces(&totals);
+        let all = all_interfaces(totals);
         let problem = self.confirming.why_not(now).or_else(|| {
             let idle = self.world.ports.values().all(|p| !p.obstacles().is_empty());
             idle.then(|| "no port is trusted; the kernel forwards everything".into())
         });
         let gauge = &self.flows.end.gauge;
         let (cache_hits, cache_misses) = self.flows.rules.as_ref().map_or((0, 0), K::Plane::decided);
-        Ok(Status {
+        Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
@@ -101,10 +111,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 age_s: self.confirming.age(now).map(|age| age.as_secs_f64()),
             },
             generation: self.generation.number,
-            packets: packets(&all, &totals, |_| true),
+            packets: packets(&all, totals, |_| true),
             lost: ports.iter().flat_map(|port| &port.lost).map(|reason| reason.packets).sum(),
             ns_per_packet: ns_per_packet(&all),
-            reasons: reasons(&totals, |_| true),
+            reasons: reasons(totals, |_| true),
             tables: self.table_use(),
             routes: Families { ipv4: sum(|r| r.routes.ipv4), ipv6: sum(|r| r.routes.ipv6) },
             neighbours: sum(|r| r.neighbours),
@@ -125,7 +135,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             routers,
             paths: self.path_reports(),
             workers: self.workers_report(),
-        })
+        }
     }
 
     fn table_use(&self) -> Vec<TableUse> {
@@ -224,9 +234,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         mirror.routers().filter(|router| router.router.is_some()).map(report).collect()
     }
 
-    fn interface_reports(&self, totals: &Counters) -> Vec<InterfaceReport> {
+    fn interface_reports(&self, totals: &Counters) -> impl Iterator<Item = InterfaceReport> {
         let routers: BTreeMap<_, _> = self.world.mirror.routers().map(|r| (r.namespace, r)).collect();
-        let report = |mut interface: InterfaceView| {
+        let report = move |mut interface: InterfaceView| {
             let count =
                 interface.interface.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default();
             let router = routers.get(&interface.namespace);
@@ -251,7 +261,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 tx_bytes: count.tx_bytes,
             }
         };
-        self.world.interfaces().map(report).collect()
+        self.world.interfaces().map(report)
     }
 
     /// The router of this name, which must have a table; by default the host.

@@ -83,6 +83,8 @@ pub enum Query {
     Ports,
     Routers,
     Interfaces,
+    /// What the control thread adds to a page of metrics ([`metrics::Observed`]).
+    Metrics,
     Firewall,
     Connections(ConnectionsQuery),
     Route(RouteQuery),
@@ -172,6 +174,7 @@ pub struct Sources {
     pub sas: RunningSas,
     pub files: Files,
     pub reloader: Reloader,
+    pub metrics: metrics::Source,
 }
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
@@ -184,7 +187,7 @@ pub fn serve(listener: UnixListener, requests: Requests, sources: Sources) -> io
             match tokio::net::UnixListener::from_std(listener) {
                 Ok(listener) => {
                     let routes = routes(requests, sources);
-                    serving::serve(listener, routes, serving::PATIENCE).await;
+                    serving::serve(listener, routes, serving::Bounds::API).await;
                 }
                 Err(e) => tracing::error!("there is no API: {e}; forwarding goes on"),
             }
@@ -194,7 +197,7 @@ pub fn serve(listener: UnixListener, requests: Requests, sources: Sources) -> io
 }
 
 fn routes(requests: Requests, sources: Sources) -> Router {
-    let Sources { switch, cores, sas: of_paths, files, reloader } = sources;
+    let Sources { switch, cores, sas: of_paths, files, reloader, metrics } = sources;
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let sas = get(list_sas).post(change_sas).layer(DefaultBodyLimit::max(MAX_SAS_BYTES));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
@@ -202,7 +205,7 @@ fn routes(requests: Requests, sources: Sources) -> Router {
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
         .route("/status", fixed(Query::Status))
-        .route("/metrics", get(told_metrics))
+        .route("/metrics", get(metrics::Source::answer_to).with_state(metrics))
         .route("/ports", fixed(Query::Ports))
         .route("/routers", fixed(Query::Routers))
         .route("/interfaces", fixed(Query::Interfaces))
@@ -222,13 +225,6 @@ fn routes(requests: Requests, sources: Sources) -> Router {
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(requests)
-}
-
-async fn told_metrics(State(to): State<Requests>) -> Result<Response, ApiError> {
-    let Json(status) = ask(to, Query::Status).await?;
-    let status = serde_json::from_value(status).map_err(|e| ApiError::failed(format!("no status: {e}")))?;
-    let text = metrics::text(status).map_err(|e| ApiError::failed(format!("no metrics: {e}")))?;
-    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 async fn explain(
@@ -373,7 +369,7 @@ fn request<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str)
 }
 
 /// Sends a query to the control thread and waits for the answer.
-async fn ask(to: Requests, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
+pub(super) async fn ask(to: Requests, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
     match timeout(PATIENCE, to.send(query)?).await {
         Ok(Ok(answer)) => answer.map(Json),
         Ok(Err(_)) => Err(ApiError::ending()),
@@ -413,7 +409,9 @@ mod tests {
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
         let files = Files::start().unwrap();
         let reloader = Reloader::new(to.clone(), files.clone(), Arc::new(|| Ok(Config::default())));
-        let sources = Sources { switch, cores: None, sas: RunningSas::default(), files, reloader };
+        let sas = RunningSas::default();
+        let metrics = metrics::Source::new(to.clone(), switch.clone(), None, sas.clone());
+        let sources = Sources { switch, cores: None, sas, files, reloader, metrics };
         (end.tell)(crate::switch::seam::SwitchMessage::Ports(Vec::new()));
         serve(UnixListener::bind(&path).unwrap(), to, sources).unwrap();
         (directory, path, requests)

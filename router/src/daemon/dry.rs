@@ -7,7 +7,7 @@ use super::{
     Control,
     connections::consent,
     kernel::Bpf,
-    refusal,
+    metrics, refusal,
     seam::{Kernel, Observe},
     start,
 };
@@ -57,6 +57,7 @@ fn start<O: Observe>(
     // As the daemon: what it could not do with fewer rights fails here, too.
     privileges::reduce()?;
     switch::file::check(&config)?;
+    metrics::listen::check(&config.metrics)?;
     // Workers would take sockets of devices and cores.
     config.paths.clear();
     let (observer, _waker) = open(&config, multipath_keys)?;

@@ -1,4 +1,4 @@
-//! Connections of the API's clients: their largest number, and how long they may be idle.
+//! Connections of clients, over the Unix socket or TCP: their largest number, and how long they may take.
 //!
 //! A connection carries one request. It waits before the [`Door`] until the head of the request has arrived. It is
 //! inside until the client has taken the answer. The operator, root or the user who runs the daemon, has places that no
@@ -8,7 +8,7 @@ use super::api::MAX_FLOWS_BYTES;
 use crate::{
     api::ApiError,
     base::{
-        door::{Door, Room},
+        door::{Door, Room, source_of},
         guard::locked,
         seldom::Seldom,
     },
@@ -21,7 +21,7 @@ use axum::{
 };
 use http_body_util::{BodyExt, Limited};
 use hyper::{
-    body::Incoming,
+    body::{Body as _, Incoming},
     server::conn::http1,
     service::{Service, service_fn},
 };
@@ -31,39 +31,92 @@ use hyper_util::{
 };
 use std::{
     convert::Infallible,
+    hash::Hash,
+    io,
+    net::IpAddr,
     sync::Mutex,
     time::{Duration, Instant},
 };
 use tokio::{
-    net::{UnixListener, UnixStream},
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     time::{sleep, timeout},
 };
 
-/// Places inside for users other than the operator are half the queue of the control thread ([`super::api::QUEUE`]).
-pub const ROOM: Room = Room { waiting: 128, waiting_of_a_source: 64, inside: 8, inside_of_a_source: 32 };
 /// The time for the head of a request, and again for its body.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What clients may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub room: Room,
+    /// The time for the head of a request, and again for its body.
+    pub patience: Duration,
+    /// The time of a connection; `None`: an answer may take long, and its client is trusted to read it.
+    pub whole: Option<Duration>,
+    pub head_bytes: usize,
+    pub body_bytes: usize,
+}
+
+impl Bounds {
+    /// Those of the API. Places inside for users other than the operator are half the queue of the control thread
+    /// ([`super::api::QUEUE`]).
+    pub const API: Bounds = Bounds {
+        room: Room { waiting: 128, waiting_of_a_source: 64, inside: 8, inside_of_a_source: 32 },
+        patience: PATIENCE,
+        whole: None,
+        head_bytes: 400 << 10,
+        body_bytes: MAX_FLOWS_BYTES,
+    };
+}
+
+/// Where clients come from.
+pub trait Peers {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// Whoever must not take the places of others.
+    type Source: Hash + Eq + Clone + Send + 'static;
+    /// The next client, its source, and whether it is the operator.
+    fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Self::Source, bool)>> + Send;
+}
+
+/// Local users.
+impl Peers for UnixListener {
+    type Stream = UnixStream;
+    type Source = u32;
+    async fn accept(&self) -> io::Result<(UnixStream, u32, bool)> {
+        let (stream, _) = UnixListener::accept(self).await?;
+        let uid = stream.peer_cred()?.uid();
+        Ok((stream, uid, uid == 0 || uid == rustix::process::geteuid().as_raw()))
+    }
+}
+
+/// Hosts, none of which is the operator.
+pub struct TcpPeers(pub TcpListener);
+
+impl Peers for TcpPeers {
+    type Stream = TcpStream;
+    type Source = IpAddr;
+    async fn accept(&self) -> io::Result<(TcpStream, IpAddr, bool)> {
+        let (stream, peer) = self.0.accept().await?;
+        Ok((stream, source_of(peer.ip()), false))
+    }
+}
+
 /// Serves connections forever.
-pub async fn serve(listener: UnixListener, routes: Router, patience: Duration) {
-    let (door, mut seldom) = (Door::new(ROOM), Seldom::default());
+pub async fn serve<P: Peers>(peers: P, routes: Router, bounds: Bounds) {
+    let (door, mut seldom) = (Door::new(bounds.room), Seldom::default());
     loop {
-        let accepted = match listener.accept().await {
-            Ok((stream, _)) => stream.peer_cred().map(|peer| (stream, peer.uid())),
-            Err(error) => Err(error),
-        };
-        match accepted {
-            Ok((stream, uid)) => {
-                let (pass, gone) = door.knock(uid);
-                let is_operator = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        match peers.accept().await {
+            Ok((stream, source, is_operator)) => {
+                let (pass, gone) = door.knock(source);
                 let pass = Mutex::new(pass);
                 let routes = routes.clone();
                 let service = service_fn(move |request| {
                     let has_room = locked(&pass).enter(is_operator);
-                    answer(routes.clone(), request, has_room, patience)
+                    answer(routes.clone(), request, has_room, bounds)
                 });
                 tokio::spawn(async move {
-                    tokio::select! { () = converse(stream, service, patience) => {}, _ = gone => {} }
+                    tokio::select! { () = converse(stream, service, bounds) => {}, _ = gone => {} }
                 });
             }
             Err(error) => {
@@ -77,27 +130,37 @@ pub async fn serve(listener: UnixListener, routes: Router, patience: Duration) {
     }
 }
 
-async fn converse<S>(stream: UnixStream, service: S, patience: Duration)
+async fn converse<T, S>(stream: T, service: S, bounds: Bounds)
 where
+    T: AsyncRead + AsyncWrite + Unpin,
     S: Service<Request<Incoming>, Response = Response, Error = Infallible>,
 {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(patience).keep_alive(false);
-    // This fails if the client leaves before its answer, which does no harm.
-    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+    http.timer(TokioTimer::new()).header_read_timeout(bounds.patience).keep_alive(false);
+    http.max_buf_size(bounds.head_bytes);
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    // Both fail if the client leaves before its answer, or is too slow, which does no harm.
+    match bounds.whole {
+        Some(time) => _ = timeout(time, connection).await,
+        None => _ = connection.await,
+    }
 }
 
 async fn answer(
     routes: Router,
     request: Request<Incoming>,
     has_room: bool,
-    patience: Duration,
+    Bounds { patience, body_bytes, .. }: Bounds,
 ) -> Result<Response, Infallible> {
     if !has_room {
         return Ok(ApiError::full().into_response());
     }
     let (head, body) = request.into_parts();
-    let whole = match timeout(patience, Limited::new(body, MAX_FLOWS_BYTES).collect()).await {
+    if body.size_hint().lower() > body_bytes as u64 {
+        let text = format!("the body is longer than {body_bytes} bytes");
+        return Ok(ApiError { status: 413, text }.into_response());
+    }
+    let whole = match timeout(patience, Limited::new(body, body_bytes).collect()).await {
         Ok(Ok(whole)) => whole.to_bytes(),
         Ok(Err(error)) => {
             let status = if error.is::<http_body_util::LengthLimitError>() { 413 } else { 400 };
@@ -133,7 +196,8 @@ mod tests {
             runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
                 let routes =
                     Router::new().route("/status", get(|| async { Json("fine") }).post(|| async { "" }));
-                serve(UnixListener::from_std(listener).unwrap(), routes, patience).await;
+                let bounds = Bounds { patience, ..Bounds::API };
+                serve(UnixListener::from_std(listener).unwrap(), routes, bounds).await;
             });
         });
         (directory, path)
@@ -153,7 +217,7 @@ mod tests {
         let mut flood: Vec<_> = (0..600).map(|_| connect(&socket, half)).collect();
         let fine: String = client::call(&socket, "GET", "/status", None, Duration::from_secs(60)).unwrap();
         assert_eq!(fine, "fine");
-        let kept = flood.split_off(600 - ROOM.waiting_of_a_source + 1);
+        let kept = flood.split_off(600 - Bounds::API.room.waiting_of_a_source + 1);
         for mut stream in flood {
             assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was closed");
         }

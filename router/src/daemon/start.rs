@@ -4,6 +4,7 @@ use super::{
     Control, Ended,
     api::{self, Files, Query, ReadConfig, Reloader, Requests, Sources},
     kernel::{self, Bpf},
+    metrics::{self, listen::Listening},
     seam::{Beside, Kernel, Observe},
     steering,
     world::PortState,
@@ -118,8 +119,17 @@ fn run_alone<O: Observe>(
     };
     let cores = Cores::start(&config, means)?;
     switch.set_machine(cores.handle());
-    let of_api =
-        Sources { switch: switch.clone(), cores: Some(cores.handle()), sas: sas.clone(), files, reloader };
+    let metrics =
+        metrics::Source::new(requests_to.clone(), switch.clone(), Some(cores.handle()), sas.clone());
+    let listening = Listening::start(&config.metrics, &metrics)?;
+    let of_api = Sources {
+        switch: switch.clone(),
+        cores: Some(cores.handle()),
+        sas: sas.clone(),
+        files,
+        reloader,
+        metrics: metrics.clone(),
+    };
     api::serve(lock.listen()?, requests_to, of_api)?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
@@ -129,7 +139,7 @@ fn run_alone<O: Observe>(
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);
     systemd::notify("READY=1");
-    let mut threads = Threads { switch, cores, sas: sas.clone() };
+    let mut threads = Threads { switch, cores, sas: sas.clone(), metrics, listening };
     let ended = control.run(&requests, &mut threads);
     finish(&sas);
     let ended = ended?;
@@ -157,6 +167,9 @@ struct Threads {
     switch: switch::Handle,
     cores: Cores,
     sas: RunningSas,
+    metrics: metrics::Source,
+    /// Dropping it closes the address.
+    listening: Option<Listening>,
 }
 
 impl Beside for Threads {
@@ -164,8 +177,15 @@ impl Beside for Threads {
         // Reading keys may wait for a disk.
         let sas = changes.touch(&["sa"]).then(|| self.sas.prepare(&config.sas)).transpose();
         let sas = sas.map_err(Error::msg)?;
+        // The new address is listened on before the old one is closed.
+        let listening =
+            changes.touch(&["metrics."]).then(|| Listening::start(&config.metrics, &self.metrics));
+        let listening = listening.transpose()?;
         // TLS files may have changed, even if no key has.
         self.switch.reload(config)?;
+        if let Some(listening) = listening {
+            self.listening = listening;
+        }
         sas.into_iter().for_each(sas::Prepared::put_in_force);
         if changes.touch(&["ports", "cores.", "experimental."]) {
             self.cores.follow(config, ports);

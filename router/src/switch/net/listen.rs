@@ -10,13 +10,13 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    base::door::{Door, Gone, Pass, Room},
+    base::door::{Door, Gone, Pass, Room, source_of},
     config::Target,
 };
 use anyhow::{Context, Result};
 use std::{
     io,
-    net::{IpAddr, Ipv6Addr, TcpListener},
+    net::{IpAddr, TcpListener},
     sync::Arc,
     time::Duration,
 };
@@ -50,7 +50,7 @@ pub async fn serve(shared: Arc<Shared>, id: TargetId, listener: TcpListener, use
                 continue;
             }
         };
-        let mut guest = door.knock(source(peer.ip()));
+        let mut guest = door.knock(source_of(peer.ip()));
         let (shared, tls) = (shared.clone(), shared.tls(uses_tls));
         tokio::spawn(async move {
             let method = if tls.is_some() { "ssl" } else { "tcp" };
@@ -60,14 +60,6 @@ pub async fn serve(shared: Arc<Shared>, id: TargetId, listener: TcpListener, use
                 Err(error) => shared.turned_away(id, &name, &error),
             }
         });
-    }
-}
-
-/// The source for which a connection counts: with IPv6 a /64, because a host with one address mostly has 2^64 of them.
-fn source(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
-        address => address,
     }
 }
 
