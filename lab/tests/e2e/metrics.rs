@@ -244,13 +244,73 @@ fn device_counters(namespace: &Namespace) -> BTreeMap<String, [u64; 2]> {
     devices.as_array().unwrap().iter().map(counters).collect()
 }
 
-/// How many of so many forwarded packets a device has counted: `None`: neither all nor none of them.
-fn counts(before: u64, after: u64, sent: u64) -> Option<bool> {
-    match after - before {
-        // ARP and neighbour discovery come besides.
-        n if n >= sent && n < sent + 20 => Some(true),
-        n if n < 20 => Some(false),
-        _ => None,
+/// A network through the box: 10.NUMBER.1.0/24 on the client's side, 10.NUMBER.2.0/24 on the server's.
+struct Net<'a> {
+    number: u8,
+    router: &'a Namespace,
+    devices: [&'static str; 2],
+}
+
+/// Red's network by macvlans in its namespace, and the host's by the ports, by macvlans, and by VLANs if this kernel has them.
+fn nets(bed: &Bed) -> Vec<Net<'_>> {
+    const MACVLANS: &str =
+        "link add m1 link p1 type macvlan mode bridge\nlink add m2 link p2 type macvlan mode bridge\n";
+    bed.the_box.ip_batch(MACVLANS).unwrap();
+    let vlan = |port: &str, name: &str| format!("link add {name} link {port} type vlan id 5\n");
+    let has_vlans = bed.the_box.ip_batch(&vlan("p1", "v1")).is_ok();
+    let net = |number, router, devices| Net { number, router, devices };
+    let mut nets = vec![
+        net(7, &bed.red, ["in", "out"]),
+        net(8, &bed.the_box, ["p1", "p2"]),
+        net(9, &bed.the_box, ["m1", "m2"]),
+    ];
+    if has_vlans {
+        bed.the_box.ip_batch(&vlan("p2", "v2")).unwrap();
+        nets.push(net(10, &bed.the_box, ["v1", "v2"]));
+    }
+    be_router(&bed.the_box);
+    // Only the device that has an address answers for it.
+    bed.the_box.sysctl(&[("net/ipv4/conf/all/arp_ignore", "1")]).unwrap();
+    for Net { number, devices: [near, far], .. } in nets.iter().filter(|net| net.number > 8) {
+        addresses(&bed.the_box, *number, near, far);
+        for (host, near, far) in [(&bed.client, 1, 2), (&bed.server, 2, 1)] {
+            let (device, link) = match number {
+                10 => ("v", "link add v link eth0 type vlan id 5\nlink set v up\n"),
+                _ => ("eth0", ""),
+            };
+            host.ip_batch(&format!(
+                "{link}addr add 10.{number}.{near}.2/24 dev {device}\n\
+                 route add 10.{number}.{far}.0/24 via 10.{number}.{near}.1\n"
+            ))
+            .unwrap();
+        }
+    }
+    nets
+}
+
+/// Packets that are sent through each network.
+const SENT: u32 = 300;
+
+impl Net<'_> {
+    /// Do the port, the device on it, the device of the other side and its port count packets that are forwarded?
+    fn counting(&self, bed: &Bed) -> [bool; 4] {
+        let Net { number, devices: [near, far], router } = self;
+        ping(&bed.client, &format!("10.{number}.2.2"), 1);
+        let all = || {
+            let (ports, own) = (device_counters(&bed.the_box), device_counters(router));
+            [ports["p1"][0], own[*near][0], own[*far][1], ports["p2"][1]]
+        };
+        let before = all();
+        let came = numbered(bed, &format!("10.{number}.1.2:4000"), &format!("10.{number}.2.2:4000"), SENT);
+        assert_eq!(came.len(), SENT as usize, "net {number}");
+        let after = all();
+        let moved = |way: usize| match after[way] - before[way] {
+            // ARP and neighbour discovery come besides.
+            n if (u64::from(SENT)..u64::from(SENT) + 20).contains(&n) => true,
+            n if n < 20 => false,
+            n => panic!("net {number}, counter {way}: {n} of {SENT}"),
+        };
+        [0, 1, 2, 3].map(moved)
     }
 }
 
@@ -259,89 +319,37 @@ fn counts(before: u64, after: u64, sent: u64) -> Option<bool> {
 #[test]
 #[ignore = "needs root"]
 fn ports_count_fast_packets_and_their_macvlans_do_not() {
-    const SENT: u32 = 300;
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
-    // A macvlan of each port in the host's namespace, besides those of red, and VLANs if this kernel has them.
-    bed.the_box
-        .ip_batch(
-            "link add m1 link p1 type macvlan mode bridge\nlink add m2 link p2 type macvlan mode bridge\n",
-        )
-        .unwrap();
-    be_router(&bed.the_box);
-    // Only the device that has an address answers for it.
-    bed.the_box.sysctl(&[("net/ipv4/conf/all/arp_ignore", "1")]).unwrap();
-    addresses(&bed.the_box, 9, "m1", "m2");
-    let mut nets =
-        vec![(7, &bed.red, "in", "out"), (8, &bed.the_box, "p1", "p2"), (9, &bed.the_box, "m1", "m2")];
-    let vlan = |port: &str, name: &str| format!("link add {name} link {port} type vlan id 5\n");
-    let has_vlans = bed.the_box.ip_batch(&vlan("p1", "v1")).is_ok();
-    if has_vlans {
-        bed.the_box.ip_batch(&vlan("p2", "v2")).unwrap();
-        be_router(&bed.the_box);
-        addresses(&bed.the_box, 10, "v1", "v2");
-        nets.push((10, &bed.the_box, "v1", "v2"));
+    let nets = nets(&bed);
+    for net in &nets {
+        assert_eq!(net.counting(&bed), [true; 4], "Linux, net {}", net.number);
     }
-    for (host, near, far) in [(&bed.client, 1, 2), (&bed.server, 2, 1)] {
-        for net in nets.iter().map(|(net, ..)| *net).filter(|net| *net > 8) {
-            let device = if net == 10 { "vlan5" } else { "eth0" };
-            let link =
-                if net == 10 { "link add vlan5 link eth0 type vlan id 5\nlink set vlan5 up\n" } else { "" };
-            host.ip_batch(&format!(
-                "{link}addr add 10.{net}.{near}.2/24 dev {device}\nroute add 10.{net}.{far}.0/24 via 10.{net}.{near}.1\n"
-            ))
-            .unwrap();
-        }
-    }
-    let measure = |who: &str| {
-        let mut found = BTreeMap::new();
-        for (net, namespace, near, far) in &nets {
-            ping(&bed.client, &format!("10.{net}.2.2"), 1);
-            let all = || (device_counters(&bed.the_box), device_counters(namespace));
-            let before = all();
-            let came = numbered(&bed, &format!("10.{net}.1.2:4000"), &format!("10.{net}.2.2:4000"), SENT);
-            assert_eq!(came.len(), SENT as usize, "{who}, net {net}");
-            let after = all();
-            let moved = |of: [&BTreeMap<String, [u64; 2]>; 2], device: &str, way: usize| {
-                counts(of[0][device][way], of[1][device][way], u64::from(SENT))
-            };
-            let ports = [&before.0, &after.0];
-            let own = [&before.1, &after.1];
-            let row = [moved(ports, "p1", 0), moved(own, near, 0), moved(own, far, 1), moved(ports, "p2", 1)];
-            println!(
-                "{who}: net {net} {near}: port rx {:?}, rx {:?}, tx {:?}, port tx {:?}",
-                row[0], row[1], row[2], row[3]
-            );
-            found.insert(
-                *net,
-                row.map(|moved| moved.unwrap_or_else(|| panic!("{who}: {net}: {before:?} {after:?}"))),
-            );
-        }
-        found
-    };
-    let linux = measure("Linux");
-    assert!(linux.values().all(|row| *row == [true; 4]), "{linux:?}");
     let daemon = bed.start(2, &[]);
     let forwarded = daemon.forwarded();
-    let fast = measure("Millrace");
-    assert!(
-        daemon.forwarded() >= forwarded + nets.len() as u64 * u64::from(SENT),
-        "not fast: {}",
-        daemon.log()
-    );
-    for (net, row) in fast {
-        // The host's router of net 8 uses the ports themselves.
-        let of_interfaces = net == 8;
-        assert_eq!(row, [true, of_interfaces, of_interfaces, true], "net {net}");
+    for net in &nets {
+        // The devices of net 8 are the ports themselves.
+        let has_ports = net.number == 8;
+        assert_eq!(net.counting(&bed), [true, has_ports, has_ports, true], "Millrace, net {}", net.number);
     }
+    let all = u64::from(SENT) * nets.len() as u64;
+    assert!(daemon.forwarded() >= forwarded + all, "Linux forwarded some");
     // These have all packets.
     let interfaces = daemon.ask(&["interfaces"]);
-    for (_, _, near, far) in &nets {
+    for Net { devices: [near, far], .. } in &nets {
         let count = |name: &str, field: &str| {
             let mut list = interfaces.as_array().unwrap().iter();
             list.find(|interface| interface["interface"] == name).unwrap()[field].as_u64().unwrap()
         };
         assert!(count(near, "rx_packets") >= u64::from(SENT) && count(far, "tx_packets") >= u64::from(SENT));
     }
+    daemon.stop();
+    // A macvlan that is a port itself runs in generic mode.
+    let ports = ["--generic", "--port", "m1", "--port", "m2"];
+    let mut daemon = Daemon::start(&bed.the_box, &bed.name, &ports);
+    daemon.until_accelerated(1);
+    let forwarded = daemon.forwarded();
+    assert_eq!(nets[2].counting(&bed), [true; 4], "generic mode");
+    assert!(daemon.forwarded() >= forwarded + u64::from(SENT), "Linux forwarded some");
     daemon.stop();
 }

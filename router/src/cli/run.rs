@@ -44,6 +44,8 @@ ones, with examples:
   [openflow]
   controllers = [\"tcp:192.0.2.10\"]  # as --controller
   fail = \"standalone\"         # without a controller, forward as without rules; \"secure\": by the rules
+  [metrics]
+  listen = \"[::1]:9111\"      # GET /metrics over TCP, for Prometheus
   [workers]
   cores = \"2-3\"               # one worker on each runs paths
   [[path]]                    # see `millrace paths run --help`

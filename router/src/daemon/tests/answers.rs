@@ -1,7 +1,7 @@
 //! The tables, reports about them, and comparing them with Linux.
 
 use super::*;
-use crate::api::RouteQuery;
+use crate::{api::RouteQuery, daemon::metrics::Observed};
 
 #[test]
 fn the_table_follows_events() {
@@ -213,6 +213,14 @@ fn interface_reports_repeat_the_reasons_of_their_router() {
     let interfaces = case.interfaces();
     assert!(interfaces[0].accelerated.ipv4 && !interfaces[1].accelerated.ipv4);
     assert_eq!(interfaces[1].why_not.ipv4, ["port eth2 is not trusted, see `millrace ports`"]);
+}
+
+#[test]
+fn a_page_of_metrics_has_the_status_and_the_first_interfaces() {
+    let mut case = start();
+    let Observed { status, interfaces, interfaces_left_out } = case.ask(Query::Metrics);
+    assert_eq!((&status, &interfaces), (&case.status(), &case.interfaces()));
+    assert!(interfaces.len() >= 2 && interfaces_left_out == 0 && !status.ports.is_empty());
 }
 
 #[test]
