@@ -545,3 +545,66 @@ struct trace {
 		__u64 a, b;
 	} entry[MAX_TRACE_STEPS];
 };
+
+/* --- captures (capture.h) ----------------------------------------------------------------------------------------- */
+
+#define CAPTURE_HEAD_BYTES	128	/* forwarding changes nothing behind these */
+#define CAPTURE_FRAME_BYTES	9216
+#define CAPTURE_RING_BYTES	8388608
+#define CAPTURE_FILTER_ROOM	2048	/* instructions of a filter */
+#define CAPTURE_FILTER_MARK	0x6d726370
+#define CAPTURE_NO_PORT		0xffff
+
+enum capture_why {
+	CAPTURE_MATCHED = 1,	/* it is of the capture */
+	CAPTURE_SAMPLED = 2,	/* it is one of sample_every packets */
+};
+
+/* User space writes it before a program with `capture` is attached. */
+struct capture_control {
+	__u64 capturing;	/* there is a capture */
+	__u64 ports;		/* bits: ports where its packets come in or leave */
+	__u64 reasons[2];	/* bits: enum reason; bit MAX_REASONS: forwarded */
+	__u64 router;		/* + 1; 0: any or none */
+	__u64 most_bytes;	/* of a frame */
+	__u64 cost_ns;		/* time for each packet, per CPU */
+	__u64 burst_ns;		/* the most time that is saved up */
+	__u64 sample_every;	/* packets; 0: none is sampled */
+};
+
+/* A packet. A record of the ring ends behind the used part of `frame`. */
+struct capture_record {
+	__u64 time_ns;		/* CLOCK_MONOTONIC */
+	__u32 in_bytes;		/* of the whole frame, as it came in */
+	__u32 out_bytes;	/* as it left, or where the program stopped */
+	__u32 frame_bytes;	/* of `frame`; 0: only sampled */
+	__u32 ahead;		/* packets that came since the last sample, with this one */
+	__u16 in_port;		/* port ids, or CAPTURE_NO_PORT */
+	__u16 out_port;
+	__u16 head_bytes;	/* of `head` */
+	__u8 why;		/* bits: enum capture_why */
+	__u8 reason;		/* enum reason */
+	__u16 core;		/* to which it was handed, + 1 */
+	__u8 router;
+	__u8 has_router;
+	__u32 cpu;
+	__u8 head[CAPTURE_HEAD_BYTES];	/* its first bytes as it came in; none if it matched only as it left */
+	__u8 frame[CAPTURE_FRAME_BYTES];	/* as it left, or where the program stopped */
+};
+
+/* The memory of a filter: 16 words of classic BPF, and the frame's length. The programs have no room for it on the stack. */
+struct capture_cells {
+	__u32 word[17];
+	__u32 pad;
+};
+
+/* Each CPU has one. */
+struct capture_row {
+	struct bucket bucket;
+	__u64 skip;		/* packets until the next sample */
+	__u64 interval;		/* between the last sample and the next one */
+	__u64 over_rate;	/* packets that were not captured: over cost_ns */
+	__u64 no_room;		/* the ring was full */
+	struct capture_cells cells;
+	struct capture_record record;
+};

@@ -59,18 +59,20 @@ static __always_inline void count_forwarded(const struct packet *p, __u64 start_
 	}
 }
 
-static __always_inline bool spend(struct bucket *bucket, __u64 cost_ns)
+static __always_inline bool spend(struct bucket *bucket, __u64 cost_ns, __u64 burst_ns)
 {
 	__u64 now = bpf_ktime_get_ns();
 	__u64 credit = bucket->credit_ns + (now - bucket->last_ns);
 
 	bucket->last_ns = now;
-	if (credit > police_burst_ns)
-		credit = police_burst_ns;
+	if (credit > burst_ns)
+		credit = burst_ns;
 	bool enough = credit >= cost_ns;
 	bucket->credit_ns = enough ? credit - cost_ns : credit;
 	return enough;
 }
+
+#include "capture.h"
 
 /* From CLASS_drop on the program drops the packet. */
 enum reason_class { CLASS_pass, CLASS_slow, CLASS_exception, CLASS_control, CLASS_lost, CLASS_drop, CLASS_taken };
@@ -114,14 +116,14 @@ static __always_inline enum reason police(const struct packet *p, enum reason re
 	if (class == CLASS_slow && exception_cost_ns && (policer = ROW(policers, row))) {
 		bool harmful = harms_others(p, policer);
 
-		if (!spend(&policer->exception, exception_cost_ns) && harmful)
+		if (!spend(&policer->exception, exception_cost_ns, police_burst_ns) && harmful)
 			return REASON_POLICED;
 	}
 	if (class == CLASS_exception && exception_cost_ns && (policer = ROW(policers, row)) &&
-	    !spend(&policer->exception, exception_cost_ns))
+	    !spend(&policer->exception, exception_cost_ns, police_burst_ns))
 		return REASON_POLICED;
 	if (class == CLASS_control && control_cost_ns && (policer = ROW(policers, row)) &&
-	    !spend(&policer->control, control_cost_ns))
+	    !spend(&policer->control, control_cost_ns, police_burst_ns))
 		return REASON_CONTROL_POLICED;
 	return reason;
 }
@@ -147,5 +149,7 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 	if (reason == REASON_PATH_GIVEN)
 		action = XDP_REDIRECT;
 	trace_step(p, TRACE_VERDICT, reason, action);
+	if (p->capture)
+		capture_end(p, reason);
 	return action;
 }

@@ -366,8 +366,10 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	case FLOW_OUTPUT:
 		if (s->port == p->port)
 			return REASON_RULE_DROP;	/* only IN_PORT sends it back (OpenFlow 1.0 section 5.2.1) */
+		capture_egress(p, s->port);
 		return redirected(bpf_redirect_map(&rule_ports, s->port, 0));
 	case FLOW_IN_PORT:
+		capture_egress(p, p->port);
 		return redirected(bpf_redirect_map(&rule_ports, p->port, 0));
 	case FLOW_BROADCAST:
 		set = ROW(flow_sets, s->port);
@@ -466,6 +468,7 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 		return REASON_RULE_DROP;
 	}
 	int fate = may_hand_over && p->port_splits ? hand_over_flow(p, s) : SPLIT_STAYS;
+	capture_handed(p, fate);
 	if (fate != SPLIT_STAYS)
 		return fate == SPLIT_DROPPED ? REASON_SPLIT_LEAVES : REASON_NONE;
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);

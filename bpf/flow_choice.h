@@ -133,7 +133,7 @@ static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
  * Hands the packet over, unchanged, to the core that `rule` names. That core makes the same decision, and carries it out.
  * Returns false if the packet goes on here. `core`: as plan_rules() returns it.
  */
-static __always_inline bool hand_over(const struct packet *p, struct flow_scratch *s, int core, __u32 rule)
+static __always_inline bool hand_over(struct packet *p, struct flow_scratch *s, int core, __u32 rule)
 {
 	if (core <= 0 || !p->port_hands_over)
 		return false;
@@ -143,6 +143,7 @@ static __always_inline bool hand_over(const struct packet *p, struct flow_scratc
 		return false;
 	if (core <= 0 || bpf_redirect_map(&rule_cores, core - 1, 0) != XDP_REDIRECT)
 		return false;
+	capture_handed(p, core);
 	count_handed(core - 1);
 	return true;
 }

@@ -107,6 +107,14 @@ ARRAY(rule_seats, __u64, MAX_PORTS * MAX_QUEUES, 0);
 ARRAY(flow_choices, __u64, CHOICE_SLOTS, BPF_F_MMAPABLE);
 ARRAY(core_rings, struct core_ring, 2, BPF_F_MMAPABLE);
 
+/* Captures (capture.h); only programs with captures use these. Records of the ring are struct capture_record. */
+ARRAY(capture_control, struct capture_control, 1, BPF_F_MMAPABLE);
+ARRAY(capture_rows, struct capture_row, 1, BPF_F_MMAPABLE);	/* by CPU */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, CAPTURE_RING_BYTES);
+} capture_ring SEC(".maps");
+
 /* Paths of the user plane (path_abi.h); used by millrace_paths, millrace_flow_paths and millrace_explain. */
 ARRAY(path_control, struct path_control, 1, BPF_F_MMAPABLE);
 ARRAY(path_classes, struct path_classes, 2, BPF_F_MMAPABLE);

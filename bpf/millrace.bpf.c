@@ -9,6 +9,7 @@
  *   millrace_paths, millrace_flow_paths   the same without and with flow rules, while there are paths of the user plane
  *   millrace_flow_core   goes on with a packet on the core that a rule has named or chosen
  *   millrace_core        goes on with a packet on a core that shares a queue
+ *   millrace_..._capture the same as without `capture`, while somebody captures or samples packets
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -167,6 +168,7 @@ static __always_inline enum reason forward_normal(struct packet *p, bool may_han
 	if ((reason = classify(p)) != REASON_NONE)
 		return reason;
 	fate = may_hand_over ? hand_over_part(p) : SPLIT_STAYS;
+	capture_handed(p, fate);
 	if (fate != SPLIT_STAYS)
 		return fate == SPLIT_DROPPED ? REASON_SPLIT_LEAVES : REASON_NONE;
 	return route(p);
@@ -213,17 +215,23 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	return forward_normal(p, entry == ROUTED || entry == SHARED);
 }
 
-static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
+static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths, bool capture)
 {
 	struct packet packet = {
 		.ctx = ctx,
 		.explain = entry == EXPLAINED,
 		.shared = entry != ROUTED && entry != EXPLAINED,
 		.handed = entry == HANDED_OVER || entry == PART,
+		.capture = capture,
 		.cpu = bpf_get_smp_processor_id(),
 		.payer = CHARGE_ROWS - 1,
 	};
 	__u64 start_ns = sample_start(&packet);
+
+	if (capture) {
+		packet.egress = CAPTURE_NO_PORT;
+		packet.wanted = capture_begin(ctx, packet.cpu);
+	}
 	enum reason reason = forward(&packet, entry, paths);
 
 	if (reason != REASON_NONE) {
@@ -237,6 +245,8 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 	/* Flows are steered by the destination with which they arrive. */
 	if (queue_rows && start_ns && !has_new_destination(&packet))
 		sample_flow(&packet);
+	if (capture)
+		capture_end(&packet, REASON_NONE);
 	trace_step(&packet, TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
 	return XDP_REDIRECT;
 }
@@ -244,21 +254,21 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 SEC("xdp.frags")
 int millrace(struct xdp_md *ctx)
 {
-	return run(ctx, ROUTED, false);
+	return run(ctx, ROUTED, false, false);
 }
 
 /* Routes, with shares of a full core. */
 SEC("xdp.frags")
 int millrace_shared(struct xdp_md *ctx)
 {
-	return run(ctx, SHARED, false);
+	return run(ctx, SHARED, false, false);
 }
 
 /* Asks flow rules before it routes. */
 SEC("xdp.frags")
 int millrace_flow(struct xdp_md *ctx)
 {
-	return run(ctx, BY_RULES, false);
+	return run(ctx, BY_RULES, false, false);
 }
 
 /*
@@ -268,27 +278,52 @@ int millrace_flow(struct xdp_md *ctx)
 SEC("xdp.frags/cpumap")
 int millrace_flow_core(struct xdp_md *ctx)
 {
-	return run(ctx, HANDED_OVER, false);
+	return run(ctx, HANDED_OVER, false, false);
 }
 
 /* As millrace, for packets of a queue that is shared among cores (split_cores). */
 SEC("xdp.frags/cpumap")
 int millrace_core(struct xdp_md *ctx)
 {
-	return run(ctx, PART, false);
+	return run(ctx, PART, false, false);
 }
 
 /* As millrace and millrace_flow, while there are paths of the user plane. Shares may be in force with both. */
 SEC("xdp.frags")
 int millrace_paths(struct xdp_md *ctx)
 {
-	return run(ctx, SHARED, true);
+	return run(ctx, SHARED, true, false);
 }
 
 SEC("xdp.frags")
 int millrace_flow_paths(struct xdp_md *ctx)
 {
-	return run(ctx, BY_RULES, true);
+	return run(ctx, BY_RULES, true, false);
+}
+
+/* For captures and samples. Shares may be in force with all of them. */
+SEC("xdp.frags")
+int millrace_capture(struct xdp_md *ctx)
+{
+	return run(ctx, SHARED, false, true);
+}
+
+SEC("xdp.frags")
+int millrace_paths_capture(struct xdp_md *ctx)
+{
+	return run(ctx, SHARED, true, true);
+}
+
+SEC("xdp.frags")
+int millrace_flow_capture(struct xdp_md *ctx)
+{
+	return run(ctx, BY_RULES, false, true);
+}
+
+SEC("xdp.frags")
+int millrace_flow_paths_capture(struct xdp_md *ctx)
+{
+	return run(ctx, BY_RULES, true, true);
 }
 
 /* For frames of user space that go to the kernel's stack. */
@@ -302,7 +337,7 @@ int millrace_pass(struct xdp_md *ctx)
 SEC("xdp.frags")
 int millrace_explain(struct xdp_md *ctx)
 {
-	return run(ctx, EXPLAINED, true);
+	return run(ctx, EXPLAINED, true, false);
 }
 
 /* User space runs this, as it cannot read jiffies itself. */

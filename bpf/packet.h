@@ -39,6 +39,10 @@ struct packet {
 	bool  explain;
 	bool  shared;		/* shares of the core may be in force */
 	bool  handed;		/* it came from another core, and goes to no third one */
+	bool  capture;		/* it may be captured or sampled; only then these are used: */
+	__u8  wanted;		/* bits: enum capture_why */
+	__u16 egress;		/* port id by which a flow rule sends it */
+	__u32 core;		/* to which it is handed, + 1 */
 };
 
 static __always_inline void *packet_data(const struct packet *p)

@@ -18,6 +18,7 @@
 //! | [`esp`] | security associations: keys, sequence numbers, windows |
 //! | [`worker`] | lets `paths` pick and `elements` run, wherever packets come from |
 //! | [`firewall`] | proves which packets the rules of a firewall accept without any effect |
+//! | [`capture`] | filters and records of captured and sampled packets |
 //! | [`connections`] | decides which tracked connections bypass the rules, and for how long |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`sim`] | runs the allocator of `cores` and a worker of `paths` in virtual time |
@@ -28,6 +29,7 @@
 //! Time is an argument, and so is memory that programs share. Everything is deterministic.
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod connections;
 pub mod cores;
 pub mod cpus;

@@ -112,7 +112,13 @@ fn candidates_for(pairs: usize, cpus: usize) -> usize {
     (2 * pairs / cpus).next_power_of_two().max(LEAST_CANDIDATES)
 }
 
-fn make(kind: MapType, name: &str, (key, value): (u32, u32), rows: u32, flags: u32) -> Result<MapHandle> {
+pub(super) fn make(
+    kind: MapType,
+    name: &str,
+    (key, value): (u32, u32),
+    rows: u32,
+    flags: u32,
+) -> Result<MapHandle> {
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
         map_flags: flags,

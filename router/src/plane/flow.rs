@@ -83,6 +83,11 @@ impl FlowPlane {
         Ok(())
     }
 
+    /// The map of the cores that rules name.
+    pub(super) fn cores_map(&self) -> BorrowedFd<'_> {
+        self.skel.maps.rule_cores.as_fd()
+    }
+
     /// The maps of the rules that it follows.
     pub fn maps(&self) -> &Arc<FlowMaps> {
         &self.maps

@@ -23,6 +23,7 @@
 //! | `paths.rs` | paths of the user plane: their program, and its maps, which outlive a generation |
 //! | `splits.rs` | queues whose flows are shared among cores (`unsafe` lives here) |
 //! | `samples.rs` | sampled packets, for steering |
+//! | `capture.rs` | captures and samples of packets (`unsafe` lives here) |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | giving a frame of user space to a program, as if it had come in by a port (`unsafe` lives here) |
 //! | `heart.rs` | how long a generation forwards without being confirmed (`unsafe` lives here) |
@@ -32,6 +33,7 @@
 //! generation, fill it, swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
 mod backlog;
+pub mod capture;
 pub(crate) mod choices;
 pub mod connections;
 pub(crate) mod cores;
@@ -159,6 +161,8 @@ pub struct Plane {
     paths: Option<PathsPlane>,
     /// The program with paths is the one to attach, or with rules the one that has both.
     with_paths: bool,
+    /// The program with captures, while there are any.
+    capture: Option<capture::CapturePlane>,
 }
 
 impl Plane {
@@ -241,6 +245,7 @@ impl Plane {
             shared: false,
             paths: None,
             with_paths: false,
+            capture: None,
         })
     }
 
@@ -423,6 +428,9 @@ impl Plane {
 
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
+        if let Some(capture) = self.capture.as_ref().filter(|c| c.variant == self.capture_variant()) {
+            return capture.program();
+        }
         match (&self.rules, &self.paths) {
             (Some(rules), _) if self.by_rules => rules.program(),
             (_, Some(paths)) if self.with_paths => paths.program(),

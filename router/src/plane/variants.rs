@@ -1,7 +1,7 @@
 //! The programs of `bpf/millrace.bpf.c` that each load of it has. A program that is not attached would still cost the
 //! verifier's time and the memory of its maps.
 
-use super::{flow_maps, paths};
+use super::{capture, flow_maps, paths};
 use crate::abi;
 use anyhow::{Context, Result};
 use libbpf_rs::btf::{Btf, types::Typedef};
@@ -17,6 +17,11 @@ pub(super) enum Variant {
     Rules,
     /// The same tables, with flow rules and the classes of paths.
     RulesAndPaths,
+    /// The same as the four above, with captures.
+    RoutingCapture,
+    PathsCapture,
+    RulesCapture,
+    RulesAndPathsCapture,
     /// The copy that explains packets.
     Explaining,
     /// Maps of flow rules, which outlive generations.
@@ -27,7 +32,7 @@ pub(super) enum Variant {
 
 impl Variant {
     /// The programs of a load. A program at a tracepoint (`tp_btf/...`) is left out if the kernel lacks the tracepoint.
-    const fn programs(self) -> &'static [&'static str] {
+    pub const fn programs(self) -> &'static [&'static str] {
         match self {
             Variant::Routing => &[
                 "millrace",
@@ -47,6 +52,10 @@ impl Variant {
             Variant::RulesAndPaths => {
                 &["millrace", "millrace_flow_paths", "millrace_flow_core", "millrace_pass"]
             }
+            Variant::RoutingCapture => &["millrace_capture"],
+            Variant::PathsCapture => &["millrace_paths_capture"],
+            Variant::RulesCapture => &["millrace_flow_capture"],
+            Variant::RulesAndPathsCapture => &["millrace_flow_paths_capture"],
             Variant::Explaining => &["millrace_explain"],
             Variant::RuleMaps => &[],
             Variant::PathMaps => &["lost_to_path"],
@@ -79,12 +88,27 @@ impl Variant {
         self.leave_out_maps(open)
     }
 
+    /// It has programs that follow flow rules.
+    pub fn has_rules(self) -> bool {
+        use Variant::{Rules, RulesAndPaths, RulesAndPathsCapture, RulesCapture};
+        matches!(self, Rules | RulesAndPaths | RulesCapture | RulesAndPathsCapture)
+    }
+
+    /// It has programs that give packets to paths.
+    pub fn has_paths(self) -> bool {
+        use Variant::{Explaining, Paths, PathsCapture, RulesAndPaths, RulesAndPathsCapture};
+        matches!(self, Paths | RulesAndPaths | Explaining | PathsCapture | RulesAndPathsCapture)
+    }
+
     fn leave_out_maps(self, open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
-        let of_rules = matches!(self, Variant::Rules | Variant::RulesAndPaths | Variant::RuleMaps);
-        let of_paths =
-            matches!(self, Variant::Paths | Variant::RulesAndPaths | Variant::Explaining | Variant::PathMaps);
-        let loads_rules = matches!(self, Variant::Rules | Variant::RulesAndPaths);
+        use Variant::{PathsCapture, RoutingCapture, RulesAndPathsCapture, RulesCapture};
+        let of_rules = self.has_rules() || self == Variant::RuleMaps;
+        let of_paths = self.has_paths() || self == Variant::PathMaps;
+        let loads_rules = self.has_rules();
         let only_maps = matches!(self, Variant::RuleMaps | Variant::PathMaps);
+        if !matches!(self, RoutingCapture | PathsCapture | RulesCapture | RulesAndPathsCapture) {
+            capture::leave_out(open)?;
+        }
         if !of_rules {
             flow_maps::leave_out(open)?;
         }
@@ -111,11 +135,15 @@ mod tests {
     use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
     use std::{collections::BTreeSet, mem::MaybeUninit};
 
-    const ALL: [Variant; 7] = [
+    const ALL: [Variant; 11] = [
         Variant::Routing,
         Variant::Paths,
         Variant::Rules,
         Variant::RulesAndPaths,
+        Variant::RoutingCapture,
+        Variant::PathsCapture,
+        Variant::RulesCapture,
+        Variant::RulesAndPathsCapture,
         Variant::Explaining,
         Variant::RuleMaps,
         Variant::PathMaps,

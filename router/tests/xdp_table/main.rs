@@ -1,5 +1,6 @@
 //! The kernel plane as a table: packet in; verdict, packet out, counters. The real program, by BPF_PROG_TEST_RUN.
 
+mod captures;
 #[path = "../common/mod.rs"]
 mod common;
 mod connections;

@@ -1,0 +1,189 @@
+//! The records of the ring (`struct capture_record` of `bpf/abi.h`).
+
+use crate::{
+    plan::{PortId, RouterId},
+    reason::Reason,
+};
+
+/// The bytes at the beginning of a frame that are kept as it came in (`CAPTURE_HEAD_BYTES`).
+pub const HEAD_BYTES: usize = 128;
+/// The most bytes of a frame that are captured (`CAPTURE_FRAME_BYTES`).
+pub const MOST_FRAME_BYTES: usize = 9216;
+
+/// Offsets in `struct capture_record`.
+pub mod at {
+    pub const TIME: usize = 0;
+    pub const IN_BYTES: usize = 8;
+    pub const OUT_BYTES: usize = 12;
+    pub const FRAME_BYTES: usize = 16;
+    pub const AHEAD: usize = 20;
+    pub const IN_PORT: usize = 24;
+    pub const OUT_PORT: usize = 26;
+    pub const HEAD_BYTES: usize = 28;
+    pub const WHY: usize = 30;
+    pub const REASON: usize = 31;
+    pub const CORE: usize = 32;
+    pub const ROUTER: usize = 34;
+    pub const HAS_ROUTER: usize = 35;
+    pub const CPU: usize = 36;
+    pub const HEAD: usize = 40;
+    pub const FRAME: usize = HEAD + super::HEAD_BYTES;
+}
+
+/// What happened to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Sent by a port; `None`: by several, or it is not known which.
+    Forwarded(Option<PortId>),
+    /// The program on another core went on with it.
+    HandedTo(u16),
+    /// It was passed up, dropped, or given to user space.
+    Other(Reason),
+}
+
+/// A packet of the kernel plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    pub in_port: PortId,
+    /// `None`: the packet was not for a router, or it was not looked at so far.
+    pub router: Option<RouterId>,
+    pub fate: Fate,
+    /// It is of the capture.
+    pub is_captured: bool,
+    /// It is a sample of so many packets.
+    pub sample_of: Option<u32>,
+    /// Length of the frame as it came in, and the first bytes of it. No bytes: it matched only as it left.
+    pub in_bytes: u32,
+    pub head: &'a [u8],
+    /// Length of the frame as it left or where the program stopped, and the bytes of it.
+    pub out_bytes: u32,
+    pub frame: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    /// `None`: it is not a record.
+    pub fn read(bytes: &'a [u8]) -> Option<Record<'a>> {
+        let u16_at = |at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let byte = |at: usize| bytes.get(at).copied();
+        let port = |at: usize| Some(u16_at(at)?.try_into().ok());
+        let why = byte(at::WHY)?;
+        let reason = byte(at::REASON)?;
+        let fate = match (u16_at(at::CORE)?, reason) {
+            (0, u8::MAX) => Fate::Forwarded(port(at::OUT_PORT)?),
+            (core, u8::MAX) => Fate::HandedTo(core - 1),
+            (_, reason) => Fate::Other(Reason::from_abi(reason.into())?),
+        };
+        let head = usize::from(u16_at(at::HEAD_BYTES)?);
+        let frame = u32_at(at::FRAME_BYTES)? as usize;
+        Some(Record {
+            time_ns: u64::from_ne_bytes(bytes.get(at::TIME..at::TIME + 8)?.try_into().ok()?),
+            in_port: port(at::IN_PORT)??,
+            router: (byte(at::HAS_ROUTER)? != 0).then_some(byte(at::ROUTER)?),
+            fate,
+            is_captured: why & 1 != 0,
+            sample_of: (why & 2 != 0).then_some(u32_at(at::AHEAD)?),
+            in_bytes: u32_at(at::IN_BYTES)?,
+            head: bytes.get(at::HEAD..at::HEAD + HEAD_BYTES)?.get(..head)?,
+            out_bytes: u32_at(at::OUT_BYTES)?,
+            frame: bytes.get(at::FRAME..)?.get(..frame)?,
+        })
+    }
+
+    /// The frame as it came in, as far as it is captured: the head, and behind it the rest of the frame, which forwarding does
+    /// not change. `None`: it matched only as it left.
+    pub fn as_it_came_in(&self) -> Option<Vec<u8>> {
+        if self.head.is_empty() {
+            return None;
+        }
+        let mut frame = self.head.to_vec();
+        let moved = i64::from(self.out_bytes) - i64::from(self.in_bytes);
+        let rest = usize::try_from(HEAD_BYTES as i64 + moved).unwrap_or(0);
+        if self.in_bytes as usize > frame.len() {
+            frame.extend(self.frame.get(rest..).unwrap_or_default());
+        }
+        // Never more than there was: padding that was cut off makes the frames differ in length, too.
+        frame.truncate(self.in_bytes as usize);
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(fill: impl FnOnce(&mut [u8])) -> Vec<u8> {
+        let mut bytes = vec![0; at::FRAME];
+        (bytes[at::REASON], bytes[at::WHY]) = (u8::MAX, 1);
+        bytes[at::OUT_PORT..at::OUT_PORT + 2].copy_from_slice(&[0xff; 2]);
+        fill(&mut bytes);
+        bytes
+    }
+
+    fn put(bytes: &mut [u8], at: usize, value: u32) {
+        bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+
+    #[test]
+    fn records_are_read() {
+        let bytes = record(|bytes| {
+            bytes[at::OUT_PORT..at::OUT_PORT + 2].copy_from_slice(&7_u16.to_ne_bytes());
+            (bytes[at::IN_PORT], bytes[at::ROUTER], bytes[at::HAS_ROUTER]) = (3, 5, 1);
+        });
+        let read = Record::read(&bytes).unwrap();
+        assert_eq!((read.in_port, read.router, read.fate), (3, Some(5), Fate::Forwarded(Some(7))));
+        assert!(read.is_captured && read.sample_of.is_none() && read.as_it_came_in().is_none());
+        let bytes = record(|bytes| (bytes[at::REASON], bytes[at::WHY]) = (Reason::TtlExceeded as u8, 2));
+        let read = Record::read(&bytes).unwrap();
+        assert_eq!((read.fate, read.router), (Fate::Other(Reason::TtlExceeded), None));
+        assert!(!read.is_captured && read.sample_of == Some(0));
+        let bytes = record(|bytes| bytes[at::CORE] = 4);
+        assert_eq!(Record::read(&bytes).unwrap().fate, Fate::HandedTo(3));
+        let bytes = record(|bytes| bytes[at::REASON] = 200);
+        assert_eq!(Record::read(&bytes), None);
+        assert_eq!(Record::read(&bytes[..at::FRAME - 1]), None);
+    }
+
+    /// A tag of four bytes is added to or removed from a frame, or nothing.
+    #[test]
+    fn the_frame_that_came_in_is_put_together() {
+        for (in_bytes, out_bytes, captured) in [
+            (1000, 1000, 1000),
+            (1000, 996, 996),
+            (1000, 1004, 1004),
+            (60, 60, 60),
+            (1000, 1004, 200),
+            (64, 46, 46),
+            (128, 124, 124),
+        ] {
+            let payload = |at: usize| at as u8 ^ (at >> 8) as u8;
+            let before: Vec<u8> = (0..in_bytes).map(payload).collect();
+            let moved = out_bytes as i64 - in_bytes as i64;
+            let after = (0..captured).map(|at| payload((at as i64 - moved) as usize));
+            let head = in_bytes.min(HEAD_BYTES);
+            let mut bytes = record(|bytes| {
+                put(bytes, at::IN_BYTES, in_bytes as u32);
+                put(bytes, at::OUT_BYTES, out_bytes as u32);
+                put(bytes, at::FRAME_BYTES, captured as u32);
+                bytes[at::HEAD_BYTES] = head as u8;
+                bytes[at::HEAD..at::HEAD + head].copy_from_slice(&before[..head]);
+            });
+            bytes.extend(after);
+            let came = Record::read(&bytes).unwrap().as_it_came_in().unwrap();
+            let whole = captured == out_bytes;
+            let most = if whole { in_bytes } else { (captured as i64 - moved) as usize };
+            assert_eq!(came, before[..most], "{in_bytes} {out_bytes} {captured}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_panics(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..400)) {
+            if let Some(record) = Record::read(&bytes) {
+                record.as_it_came_in();
+            }
+        }
+    }
+}
