@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Rooms of `router`, from the top to the bottom. `fuzz` feeds parsers of all rooms.
-const ROOMS: [&str; 13] = [
+const ROOMS: [&str; 14] = [
     "fuzz",
     "cli",
     "daemon",
@@ -16,6 +16,7 @@ const ROOMS: [&str; 13] = [
     "user_plane",
     "cores",
     "firewall",
+    "capture",
     "api",
     "config",
     "plane",

@@ -21,7 +21,7 @@ use crate::{
         hex,
         packet::{Headers, PacketText},
     },
-    cli::capture,
+    cli::frames,
     config::Config,
     cores::{irqs, threads},
     linux::{conntrack, hazards, netlink, nftables, xtables},
@@ -135,8 +135,8 @@ fn api(bytes: &[u8]) {
 
 /// A capture, and the headers of its frames.
 fn capture(bytes: &[u8]) {
-    let Ok(capture) = capture::frames(Cursor::new(bytes), "it") else { return };
-    assert!(capture.frames.len() <= capture::MAX_FRAMES);
+    let Ok(capture) = frames::frames(Cursor::new(bytes), "it") else { return };
+    assert!(capture.frames.len() <= frames::MAX_FRAMES);
     for frame in capture.frames.into_iter().flatten() {
         let _ = Headers::read(&frame);
     }

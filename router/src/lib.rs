@@ -10,6 +10,7 @@
 //! | [`user_plane`] | runs paths: AF_XDP, workers, ESP |
 //! | [`cores`] | measures cores, queues, loads and workloads, and moves queues |
 //! | [`firewall`] | makes connections fast that firewall rules accept |
+//! | [`capture`] | hands packets of the kernel plane to clients, as a pcapng file |
 //! | [`api`] | the requests and answers of the API |
 //! | [`config`] | reads and checks the configuration |
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
@@ -20,6 +21,7 @@
 pub mod abi;
 pub mod api;
 pub mod base;
+pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod cores;

@@ -34,7 +34,7 @@ pub fn eventually_true(what: &str, mut look: impl FnMut() -> bool) {
 /// A daemon of an instance. Dropping it stops it, and it leaves nothing.
 pub struct Daemon {
     child: Child,
-    instance: String,
+    pub instance: String,
     log: PathBuf,
 }
 

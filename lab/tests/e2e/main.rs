@@ -10,12 +10,14 @@
 //! | `load.rs` | sends packets through the lab's testbed while something happens, and accounts for every one |
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
+//! | `capture.rs` | captures of packets |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `metrics.rs` | the page of metrics, and counters of devices |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
 //! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `systemd.rs`, `vrrp.rs` | tests with real hosts |
 
 mod bed;
+mod capture;
 mod changes;
 mod check;
 mod connections;

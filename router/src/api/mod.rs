@@ -3,11 +3,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `status.rs` | status, ports, routers, interfaces, routes, verify, explain |
+//! | `capture.rs` | captures of packets |
 //! | `cores.rs` | cores, queues, workloads, events |
 //! | `flows.rs` | flow rules |
 //! | `sas.rs` | security associations |
 //! | `workers.rs` | workers and paths |
 
+pub mod capture;
 pub mod cores;
 pub mod flows;
 pub mod sas;

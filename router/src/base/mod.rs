@@ -9,6 +9,7 @@
 //! | [`guard`] | locks, and files of one user |
 //! | [`hex`] | bytes as digits |
 //! | [`instance`] | the instances of the daemon: names, files, locks |
+//! | [`library`] | libraries that are opened at run time |
 //! | [`packet`] | a packet as users write it |
 //! | [`pcap`] | opens captures |
 //! | [`priority`] | scheduling policies and priorities of threads |
@@ -26,6 +27,7 @@ pub mod foreign;
 pub mod guard;
 pub mod hex;
 pub mod instance;
+pub mod library;
 pub mod packet;
 pub mod pcap;
 pub mod priority;

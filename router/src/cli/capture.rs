@@ -1,184 +1,158 @@
-//! Frames from a capture, pcap or pcapng.
+//! `millrace capture`: packets of the kernel plane into a file or a pipe.
 
-use crate::base::pcap;
-use anyhow::{Context, Result};
-use pcap_file::{
-    DataLink, PcapError,
-    pcapng::{Block, PcapNgReader},
+use super::{LONG_PATIENCE, PATIENCE, complain, get, pcap_filter, said};
+use crate::{
+    api::{
+        capture::{CaptureReport, CaptureRequest},
+        status::PortReport,
+    },
+    base::instance::Instance,
+    daemon::client,
 };
+use anyhow::{Context, Result, bail};
+use clap::Args;
 use std::{
-    fmt::Display,
-    fs::File,
-    io::{Read, Seek},
-    path::Path,
+    fs::OpenOptions,
+    io::{self, ErrorKind, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
 };
+use tokio::signal::unix::{SignalKind, signal};
 
-/// The most frames of one file that are explained.
-pub const MAX_FRAMES: usize = 1000;
+pub const HELP: &str = "\
+Words that are ports name where packets come in or leave; without any, all ports are captured. The other words
+are a filter, in the language of tcpdump (pcap-filter(7)). A filter also finds packets with VLAN tags.
+  millrace capture -w - | tcpdump -nr -
+  millrace capture eth1 udp port 53 -w dns.pcapng
+  millrace capture --reason over_mtu --count 10 -w long.pcapng
+Each port is an interface of the file. A packet is in it where it came in and, if it was forwarded, where it
+left. Comments say which router it was for, and what happened to it and why. Ctrl-C ends the capture.";
 
-const NEITHER: &str = "neither a pcap nor a pcapng file";
-
-/// A frame, or why there is none.
-pub type Frame = Result<Vec<u8>, String>;
-
-/// The frames of a file.
-#[derive(Debug)]
+#[derive(Debug, Args)]
 pub struct Capture {
-    /// At most [`MAX_FRAMES`].
-    pub frames: Vec<Frame>,
-    /// The file holds more.
-    pub more: bool,
+    /// Ports, then a filter.
+    #[arg(value_name = "PORT... FILTER...")]
+    words: Vec<String>,
+    /// The file to write, in the format pcapng; -: standard output.
+    #[arg(short, long, value_name = "FILE")]
+    write: PathBuf,
+    /// Capture only packets for this router.
+    #[arg(long, value_name = "NAME")]
+    router: Option<String>,
+    /// Capture only packets that were not forwarded for this reason; may be repeated (docs/reference/reasons.md).
+    #[arg(long, value_name = "REASON")]
+    reason: Vec<String>,
+    /// Capture only so many bytes of each packet.
+    #[arg(short, long, value_name = "BYTES", default_value_t = CaptureRequest::all_bytes())]
+    snaplen: u32,
+    /// Capture at most so many packets per second on each core; 0: all.
+    #[arg(long, value_name = "PPS", default_value_t = CaptureRequest::usual_rate())]
+    rate: u32,
+    /// End after so many packets.
+    #[arg(short, long, value_name = "N")]
+    count: Option<u64>,
+    /// End after so many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+    /// End before the file has more than so many MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    size: u64,
 }
 
-/// The Ethernet frames of a file.
-///
-/// # Errors
-/// The file does not exist, or is no capture. Faults further on are errors in the place of their frame.
-pub fn read(file: &Path) -> Result<Capture> {
-    let name = file.display();
-    let opened = File::open(file).with_context(|| {
-        format!("cannot read {name} (a packet would be written as 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
-    })?;
-    frames(opened, name)
-}
-
-/// The Ethernet frames of a capture; errors name it `name`.
-pub(crate) fn frames(mut opened: impl Read + Seek, name: impl Display) -> Result<Capture> {
-    let mut magic = [0; 4];
-    let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == pcap::PCAPNG;
-    opened.rewind().with_context(|| format!("cannot read {name}"))?;
-    if is_pcapng {
-        let mut reader = PcapNgReader::new(opened).with_context(|| format!("{name} is {NEITHER}"))?;
-        return Ok(gather(|| next_of_pcapng(&mut reader)));
-    }
-    let mut reader = pcap::open(opened, name, NEITHER)?;
-    Ok(gather(|| Some(reader.next_packet()?.map(|p| whole(&p.data, p.orig_len)))))
-}
-
-fn gather(mut next: impl FnMut() -> Option<Result<Frame, PcapError>>) -> Capture {
-    let mut frames = Vec::new();
-    while frames.len() < MAX_FRAMES {
-        match next() {
-            None => return Capture { frames, more: false },
-            Some(Ok(frame)) => frames.push(frame),
-            Some(Err(error)) => {
-                frames.push(Err(format!("the file is broken here: {error}")));
-                return Capture { frames, more: false };
+impl Capture {
+    pub fn run(self, instance: &Instance) -> Result<()> {
+        let (request, most, seconds) = (self.request(instance)?, self.size << 20, self.seconds);
+        let mut file = open(&self.write)?;
+        let (mut written, mut is_full) = (0, false);
+        let write = |piece: &[u8]| {
+            // Pieces end with whole packets.
+            is_full = written + piece.len() as u64 > most;
+            if is_full {
+                return Ok(false);
             }
-        }
-    }
-    Capture { frames, more: next().is_some() }
-}
-
-/// The next frame; skips blocks without one.
-fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Frame, PcapError>> {
-    loop {
-        let (interface, data, length) = match reader.next_block()? {
-            Ok(Block::EnhancedPacket(p)) => (p.interface_id, p.data.into_owned(), p.original_len),
-            Ok(Block::SimplePacket(p)) => {
-                // Its data ends with padding to four bytes.
-                let length = p.data.len().min(p.original_len as usize);
-                (0, p.data[..length].to_vec(), p.original_len)
+            written += piece.len() as u64;
+            match file.write_all(piece).and_then(|()| file.flush()) {
+                Ok(()) => Ok(true),
+                // The reader of a pipe has seen enough.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+                Err(error) => Err(error).with_context(|| format!("writing {}", self.write.display())),
             }
-            Ok(_) => continue,
-            Err(error) => return Some(Err(error)),
         };
-        let link = reader.interfaces().get(interface as usize).map(|i| i.linktype);
-        return Some(Ok(match link {
-            Some(DataLink::ETHERNET) => whole(&data, length),
-            Some(other) => Err(format!("a {other:?} frame, not Ethernet")),
-            None => Err(format!("captured on interface {interface}, which the file does not describe")),
-        }));
+        let body = serde_json::to_value(&request)?;
+        let captured = client::file(&instance.socket(), "/capture", body, LONG_PATIENCE, end(seconds), write);
+        let report = client::call::<CaptureReport>(&instance.socket(), "GET", "/capture", None, PATIENCE);
+        if let Err(error) = captured {
+            return Err(match error.downcast() {
+                Ok(error) => said(instance, error),
+                Err(error) => error,
+            });
+        }
+        if is_full {
+            complain(&format!("the file has {} MiB; --size allows more", self.size));
+        }
+        // A daemon that has ended counts no more.
+        if let Ok(report) = report {
+            complain(&summary(&report));
+        }
+        Ok(())
+    }
+
+    fn request(&self, instance: &Instance) -> Result<CaptureRequest> {
+        let ports: Vec<PortReport> = match self.words.is_empty() {
+            true => Vec::new(),
+            false => get(instance, "/ports")?,
+        };
+        let is_port = |word: &&String| ports.iter().any(|port| port.port == **word);
+        let named: Vec<String> = self.words.iter().take_while(is_port).cloned().collect();
+        let filter = self.words[named.len()..].join(" ");
+        let filter = match pcap_filter::compile(&filter) {
+            _ if filter.is_empty() => Vec::new(),
+            Err(error) if named.is_empty() => bail!("'{}' is no port, and {error:#}", self.words[0]),
+            compiled => compiled?,
+        };
+        Ok(CaptureRequest {
+            filter,
+            ports: named,
+            router: self.router.clone(),
+            reasons: self.reason.clone(),
+            snaplen: self.snaplen,
+            rate: self.rate,
+            count: self.count,
+        })
     }
 }
 
-fn whole(data: &[u8], length: u32) -> Frame {
-    if data.len() < length as usize {
-        return Err("the capture lacks its end; capture with `tcpdump -s 0`".into());
+/// Only the user may read captured packets.
+fn open(file: &Path) -> Result<Box<dyn Write>> {
+    if file == Path::new("-") {
+        return Ok(Box::new(io::stdout()));
     }
-    Ok(data.to_vec())
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(file);
+    Ok(Box::new(opened.with_context(|| format!("cannot write {}", file.display()))?))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pcap_file::{
-        pcap::{PcapPacket, PcapWriter},
-        pcapng::{
-            PcapNgWriter,
-            blocks::{
-                enhanced_packet::EnhancedPacketBlock, interface_description::InterfaceDescriptionBlock,
-                simple_packet::SimplePacketBlock,
-            },
-        },
+/// Ready when the user or the time ends the capture.
+async fn end(seconds: Option<u64>) {
+    let mut signals = [SignalKind::interrupt(), SignalKind::terminate()].map(signal);
+    let [Ok(interrupt), Ok(terminate)] = &mut signals else { return std::future::pending().await };
+    let time = async {
+        match seconds {
+            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
+            None => std::future::pending().await,
+        }
     };
-    use std::{borrow::Cow, fs, path::PathBuf, time::Duration};
+    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {}, () = time => {} }
+}
 
-    fn pcap(directory: &Path, count: usize, frame: &[u8], length: u32) -> PathBuf {
-        let file = directory.join("a.pcap");
-        let mut writer = PcapWriter::new(File::create(&file).unwrap()).unwrap();
-        for _ in 0..count {
-            writer.write_packet(&PcapPacket::new(Duration::ZERO, length, frame)).unwrap();
-        }
-        file
+fn summary(report: &CaptureReport) -> String {
+    let CaptureReport { packets, over_rate, no_room, .. } = report;
+    let mut text = format!("{packets} packets captured");
+    if *over_rate > 0 {
+        text += &format!("; {over_rate} are missing, because they were over --rate");
     }
-
-    #[test]
-    fn frames_come_back_and_broken_files_are_errors() {
-        let directory = tempfile::tempdir().unwrap();
-        let frame = vec![7; 60];
-        let file = pcap(directory.path(), 1, &frame, 60);
-        let capture = read(&file).unwrap();
-        assert_eq!((capture.frames, capture.more), (vec![Ok(frame)], false));
-
-        let bytes = fs::read(&file).unwrap();
-        for length in 0..bytes.len() {
-            fs::write(&file, &bytes[..length]).unwrap();
-            assert!(read(&file).map_or(true, |c| c.frames.iter().all(Result::is_err)), "cut at {length}");
-        }
-        assert!(
-            format!("{:#}", read(Path::new("/nonexistent")).unwrap_err())
-                .contains("cannot read /nonexistent")
-        );
+    if *no_room > 0 {
+        text += &format!("; {no_room} are missing, because they were not written in time");
     }
-
-    #[test]
-    fn more_frames_and_cut_frames_are_reported() {
-        let directory = tempfile::tempdir().unwrap();
-        let capture = read(&pcap(directory.path(), MAX_FRAMES, &[7; 60], 60)).unwrap();
-        assert_eq!((capture.frames.len(), capture.more), (MAX_FRAMES, false));
-        let capture = read(&pcap(directory.path(), MAX_FRAMES + 1, &[7; 60], 60)).unwrap();
-        assert_eq!((capture.frames.len(), capture.more), (MAX_FRAMES, true));
-        let capture = read(&pcap(directory.path(), 2, &[7; 60], 61)).unwrap();
-        assert!(capture.frames.iter().all(|f| f.as_ref().is_err_and(|e| e.contains("tcpdump -s 0"))));
-    }
-
-    #[test]
-    fn pcapng_is_read() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("a.pcapng");
-        let mut writer = PcapNgWriter::new(File::create(&file).unwrap()).unwrap();
-        for linktype in [DataLink::ETHERNET, DataLink::LINUX_SLL] {
-            writer
-                .write_pcapng_block(InterfaceDescriptionBlock { linktype, snaplen: 0, options: vec![] })
-                .unwrap();
-        }
-        let frame = [7; 61];
-        for interface_id in [0, 1] {
-            let block = EnhancedPacketBlock {
-                interface_id,
-                timestamp: Duration::ZERO,
-                original_len: 61,
-                data: Cow::Borrowed(&frame),
-                options: vec![],
-            };
-            writer.write_pcapng_block(block).unwrap();
-        }
-        let block = SimplePacketBlock { original_len: 61, data: Cow::Borrowed(&frame) };
-        writer.write_pcapng_block(block).unwrap();
-        drop(writer);
-        let frames = read(&file).unwrap().frames;
-        assert_eq!((&frames[0], &frames[2]), (&Ok(frame.to_vec()), &Ok(frame.to_vec())));
-        assert!(frames[1].as_ref().is_err_and(|e| e.contains("not Ethernet")), "{frames:?}");
-    }
+    text
 }

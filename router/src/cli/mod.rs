@@ -15,16 +15,19 @@
 //! | `drain.rs` | `millrace drain` |
 //! | `metrics.rs` | `millrace metrics` |
 //! | `manual.rs` | man pages and completions |
-//! | `capture.rs` | frames from a pcap or pcapng file |
+//! | `capture.rs`, `pcap_filter.rs` | `millrace capture`, and its filters |
+//! | `frames.rs` | frames from a pcap or pcapng file |
 
 mod calibrate;
-pub(crate) mod capture;
+mod capture;
 mod cores;
 mod drain;
 mod flows;
+pub(crate) mod frames;
 mod manual;
 mod metrics;
 mod paths;
+mod pcap_filter;
 #[cfg(test)]
 mod reference;
 mod run;
@@ -112,6 +115,9 @@ enum Command {
     /// List, add, modify, delete and watch flow rules, which come before routing.
     #[command(subcommand, after_help = flows::HELP)]
     Flows(flows::Flows),
+    /// Capture packets as they come in and leave, for tcpdump and Wireshark.
+    #[command(after_help = capture::HELP)]
+    Capture(capture::Capture),
     /// Show each core, its load and its queues; pinned workloads and problems.
     Cores(Output),
     /// Show the decisions about queues and cores, with their times and causes.
@@ -256,7 +262,11 @@ pub fn main() -> ExitCode {
 impl Command {
     fn is_json(&self) -> bool {
         match self {
-            Command::Run(_) | Command::Top(_) | Command::Metrics(_) | Command::Manual(_) => false,
+            Command::Run(_)
+            | Command::Top(_)
+            | Command::Metrics(_)
+            | Command::Manual(_)
+            | Command::Capture(_) => false,
             Command::Status(o)
             | Command::Controllers(o)
             | Command::Cores(o)
@@ -302,6 +312,7 @@ impl Cli {
             Command::Connections(connections) => connections.run(&instance),
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
+            Command::Capture(capture) => capture.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
             Command::Paths(paths) => return paths.run(),
             Command::Sas(sas) => sas.run(&instance),
@@ -418,13 +429,13 @@ impl Explain {
                 self.packet
             );
         }
-        let capture = capture::read(self.packet.as_ref())?;
+        let capture = frames::read(self.packet.as_ref())?;
         let explained = explain_frames(instance, &base, capture.frames)?;
         show(self.output, &explained[..], |e| text::explanations(e, self.verbose))?;
         if capture.more {
             complain(&format!(
                 "these are the first {} frames of {}; others can be cut out with `editcap -r`",
-                capture::MAX_FRAMES,
+                frames::MAX_FRAMES,
                 self.packet
             ));
         }
@@ -442,7 +453,7 @@ impl Explain {
 fn explain_frames(
     instance: &Instance,
     base: &ExplainRequest,
-    frames: Vec<capture::Frame>,
+    frames: Vec<frames::Frame>,
 ) -> Result<Vec<Explained>> {
     let mut explained = Vec::new();
     for frame in frames {

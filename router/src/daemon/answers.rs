@@ -49,6 +49,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Interfaces => json(&self.interface_reports(&self.totals()?).collect::<Vec<_>>()),
             Query::Route(query) => json(&self.route(query)?),
             Query::Verify | Query::Reload(_) => Err(ApiError::failed("this is not answered here")),
+            Query::Capture(request) => json(&self.begin_capture(request)?),
             Query::Explain(request) => json(&self.explain(request)?),
             Query::Stop => {
                 let mut done =

@@ -11,6 +11,9 @@
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
+//! | `POST /capture` with a [`CaptureRequest`] | a pcapng file, for as long as the client reads it |
+//! | `DELETE /capture` | ends it; a `CaptureReport` |
+//! | `GET /capture` | a `CaptureReport` |
 //! | `GET /cores` | `CoresReport` ([`crate::api::cores`]) |
 //! | `GET /events[?after=NUMBER]` | a list of `EventReport`s, decisions about cores |
 //! | `GET /controllers` | a `ControllersReport` ([`crate::switch::controllers`]) |
@@ -27,12 +30,14 @@ use super::{metrics, serving};
 use crate::{
     api::{
         ApiError, ConnectionsQuery, RouteQuery,
+        capture::{CaptureReport, CaptureRequest},
         cores::{CoresReport, EventReport},
         flows::FlowsChanged,
         sas::{SasReport, SasRequest},
         status::{ExplainReport, ExplainRequest},
     },
     base::{hex, privileges},
+    capture::Captures,
     config::Config,
     cores,
     linux::observer::Waker,
@@ -50,15 +55,19 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
+use hyper::body::Frame;
 use serde::{Deserialize, de::DeserializeOwned};
 use std::{
+    convert::Infallible,
     io,
     os::unix::net::UnixListener,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
     sync::{
         Arc,
         mpsc::{self, Receiver, SyncSender, TrySendError, sync_channel},
     },
+    task::{Context, Poll},
     thread,
     time::Duration,
 };
@@ -90,6 +99,7 @@ pub enum Query {
     Route(RouteQuery),
     Verify,
     Explain(ExplainRequest),
+    Capture(CaptureRequest),
     Stop,
     /// Follow another configuration.
     Reload(Box<Config>),
@@ -175,6 +185,7 @@ pub struct Sources {
     pub files: Files,
     pub reloader: Reloader,
     pub metrics: metrics::Source,
+    pub captures: Captures,
 }
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
@@ -197,7 +208,9 @@ pub fn serve(listener: UnixListener, requests: Requests, sources: Sources) -> io
 }
 
 fn routes(requests: Requests, sources: Sources) -> Router {
-    let Sources { switch, cores, sas: of_paths, files, reloader, metrics } = sources;
+    let Sources { switch, cores, sas: of_paths, files, reloader, captures, metrics } = sources;
+    let capturing = get(capture_report).delete(end_capture);
+    let capturing = capturing.post(capture).with_state((requests.clone(), captures));
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let sas = get(list_sas).post(change_sas).layer(DefaultBodyLimit::max(MAX_SAS_BYTES));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
@@ -214,6 +227,7 @@ fn routes(requests: Requests, sources: Sources) -> Router {
         .route("/connections", get(|State(to), Url(query)| ask(to, Query::Connections(query))))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", explain)
+        .route("/capture", capturing)
         .route("/cores", get(cores_report).with_state((cores.clone(), switch.clone())))
         .route("/events", get(events).with_state(cores))
         .route("/controllers", get(controllers).with_state(switch.clone()))
@@ -249,6 +263,45 @@ async fn explain(
         None => None,
     };
     Ok(Json(report.by_rules(rules, routed)))
+}
+
+/// Captures packets until the client has gone. The body is a pcapng file.
+async fn capture(
+    State((to, captures)): State<(Requests, Captures)>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let request: CaptureRequest = request(body, "a request for a capture")?;
+    let claim = captures.claim().ok_or_else(|| ApiError::busy("another capture runs; end it first"))?;
+    let since = claim.begin();
+    let (snaplen, count) = (request.snaplen, request.count);
+    let Json(names) = ask(to, Query::Capture(request)).await?;
+    let names = serde_json::from_value(names).map_err(|e| ApiError::failed(format!("no names: {e}")))?;
+    let pieces = claim.read(names, since, snaplen, count);
+    let pieces = pieces.map_err(|e| ApiError::failed(format!("captured packets cannot be read: {e}")))?;
+    Ok(([(CONTENT_TYPE, "application/x-pcapng")], Body::new(Pieces(pieces))).into_response())
+}
+
+async fn capture_report(State((_, captures)): State<(Requests, Captures)>) -> Json<CaptureReport> {
+    Json(captures.report())
+}
+
+async fn end_capture(State((_, captures)): State<(Requests, Captures)>) -> Json<CaptureReport> {
+    captures.end();
+    Json(captures.report())
+}
+
+/// A file that is being written.
+struct Pieces(tokio::sync::mpsc::Receiver<Vec<u8>>);
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece.into()))))
+    }
 }
 
 /// The way of a packet without flow rules.
@@ -409,9 +462,9 @@ mod tests {
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
         let files = Files::start().unwrap();
         let reloader = Reloader::new(to.clone(), files.clone(), Arc::new(|| Ok(Config::default())));
-        let sas = RunningSas::default();
+        let (sas, captures) = (RunningSas::default(), Captures::default());
         let metrics = metrics::Source::new(to.clone(), switch.clone(), None, sas.clone());
-        let sources = Sources { switch, cores: None, sas, files, reloader, metrics };
+        let sources = Sources { switch, cores: None, sas, files, reloader, captures, metrics };
         (end.tell)(crate::switch::seam::SwitchMessage::Ports(Vec::new()));
         serve(UnixListener::bind(&path).unwrap(), to, sources).unwrap();
         (directory, path, requests)

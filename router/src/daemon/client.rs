@@ -107,6 +107,47 @@ pub fn lines<T: DeserializeOwned>(
     })
 }
 
+/// Requests a file from the daemon at `socket`, and hands each piece to `each` as it arrives, until the file ends or `each` returns
+/// false. When `end` is ready, the daemon is asked to complete the file. The pieces are bytes of outsiders.
+///
+/// # Errors
+/// There is no answer within `patience`, or `each` fails.
+pub fn file(
+    socket: &Path,
+    path: &str,
+    body: serde_json::Value,
+    patience: Duration,
+    end: impl Future<Output = ()>,
+    mut each: impl FnMut(&[u8]) -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
+    let peer = Cell::new(0);
+    runtime.block_on(async {
+        let asked = timeout(patience, send(socket, "POST", path, Some(body), &peer)).await;
+        let silent = |_| CallError::Silent { pid: peer.get(), waited: patience };
+        let mut pieces = answered(asked.map_err(silent)??).await?;
+        let mut end = std::pin::pin!(end);
+        let mut is_asked = false;
+        loop {
+            let piece = tokio::select! {
+                piece = pieces.frame() => piece,
+                () = &mut end, if !is_asked => {
+                    is_asked = true;
+                    let asked = timeout(patience, exchange(socket, "DELETE", path, None, &peer)).await;
+                    asked.map_err(silent)??;
+                    continue;
+                }
+            };
+            let Some(piece) = piece else { return Ok(()) };
+            let piece = piece.map_err(|_| broken(&"the daemon has ended it"))?;
+            if !each(piece.data_ref().map_or(&[][..], |data| data))? {
+                return Ok(());
+            }
+        }
+    })
+}
+
 async fn exchange(
     socket: &Path,
     method: &str,

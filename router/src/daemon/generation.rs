@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     base::{conditions::Conditions, instance::Instance},
+    capture::Captures,
     config::{Config, PathNumbers},
     linux::{ethtool::ProblemKind, spreading::Spreading},
     plane::{Mode, Settings},
@@ -304,6 +305,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             path_numbers,
             steerer,
             verifying: None,
+            captures: Captures::default(),
+            capturing: false,
         };
         if let Some(paths) = &mut control.paths {
             paths.follow(&[], &control.config.paths);
@@ -476,6 +479,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.confirming.confirm(now, &self.generation.plane);
         self.confirming.beats.follow(self.generation.plane.heart());
         let (ids, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
+        self.load_capture();
         self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {
             (port.attached, port.mode, port.note, port.transmits) = (None, None, None, false);

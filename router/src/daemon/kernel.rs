@@ -27,6 +27,7 @@ use crate::{
     plane::{
         Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
         SplitSeat, Step, TestRun,
+        capture::CaptureMaps,
         connections::DEFAULT_PAIRS,
         policy::{PlaneMaps, Policy},
         replace_pin,
@@ -379,6 +380,10 @@ impl Kernel for Bpf {
         Ok(())
     }
 
+    fn capture_maps(&mut self) -> Result<CaptureMaps> {
+        CaptureMaps::new()
+    }
+
     fn swap(&mut self, plane: &Plane, devices: &[Device]) -> Result<()> {
         self.replace(plane, devices).map_err(|(_, error)| error)
     }
@@ -530,6 +535,9 @@ impl FastPath for Plane {
     fn unfollow_shares(&mut self) {
         let shared = self.is_shared();
         self.set_shared(!shared);
+    }
+    fn set_capture(&mut self, maps: Option<&Arc<CaptureMaps>>) -> Result<()> {
+        Plane::set_capture(self, maps)
     }
     fn set_paths(&mut self, of: &UserPlane) -> Result<()> {
         Plane::set_paths(self, of.maps())

@@ -7,6 +7,7 @@
 //! | `connections.rs` | connections that bypass rules; reports about them |
 //! | `rules.rs` | flow rules put in charge; the switch thread, and what it last had |
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
+//! | `capturing.rs` | captures: their program on the ports |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
 //! | `reload.rs` | following another configuration without a restart |
@@ -33,6 +34,7 @@
 mod answers;
 pub mod api;
 mod beats;
+mod capturing;
 pub mod client;
 mod confirming;
 mod connections;
@@ -63,6 +65,7 @@ mod world;
 
 use crate::{
     base::instance::Instance,
+    capture::Captures,
     config::{Config, PathNumbers},
 };
 use anyhow::Result;
@@ -107,6 +110,9 @@ pub struct Control<K: Kernel, O> {
     /// `None`: not configured, or no port had a classifier at the start.
     steerer: Option<Steerer>,
     verifying: Option<Verifying>,
+    captures: Captures,
+    /// The program with a capture is attached, or is to be.
+    capturing: bool,
 }
 
 /// How the loop ended.
@@ -190,6 +196,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.steer(now);
         self.remember(now);
         self.follow_verify(now);
+        self.follow_capture();
         self.follow_fast_path(now);
         self.follow_conditions(now);
         Ok(())
@@ -272,8 +279,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if !self.generation.plane.follow_shares() {
             return;
         }
-        let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
-        if let Err(error) = self.kernel.swap(&self.generation.plane, &devices) {
+        if let Err(error) = self.swap() {
             tracing::warn!("cannot switch to or from the program that cuts routers on full cores: {error:#}");
             self.generation.plane.unfollow_shares();
         }

@@ -176,8 +176,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if !self.generation.plane.follow_paths(some) {
             return;
         }
-        let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
-        if let Err(error) = self.kernel.swap(&self.generation.plane, &devices) {
+        if let Err(error) = self.swap() {
             tracing::warn!("cannot switch to or from the program with paths: {error:#}");
             self.generation.plane.follow_paths(!some);
         }

@@ -9,7 +9,7 @@ use crate::{
     config::{Changes, Config, ports::NumberedPorts},
     firewall::FastConnections,
     linux::{classifier::Classifier, ethtool::Problem, netns::NamespaceRef},
-    plane::{Counters, Heart, Mode, Settings, Step, TestRun, policy::Policy},
+    plane::{Counters, Heart, Mode, Settings, Step, TestRun, capture::CaptureMaps, policy::Policy},
     user_plane::seam::{Device, UserPlane},
 };
 use anyhow::Result;
@@ -179,6 +179,14 @@ pub trait Kernel {
         None
     }
 
+    /// Makes the maps of captures.
+    ///
+    /// # Errors
+    /// There is no memory, or nothing can be captured here.
+    fn capture_maps(&mut self) -> Result<CaptureMaps> {
+        anyhow::bail!("nothing can be captured here")
+    }
+
     /// CLOCK_MONOTONIC.
     fn now(&self) -> Duration;
 }
@@ -221,6 +229,13 @@ pub trait FastPath {
     }
     /// Takes the choice of [`FastPath::follow_shares`] back after a failure, so that it is tried again.
     fn unfollow_shares(&mut self) {}
+    /// Chooses the program with captures, or the one without. The next [`Kernel::swap`] or [`Kernel::attach`] attaches it.
+    ///
+    /// # Errors
+    /// The program cannot be loaded; the one without captures is chosen.
+    fn set_capture(&mut self, _maps: Option<&Arc<CaptureMaps>>) -> Result<()> {
+        Ok(())
+    }
     /// Lets packets be given to these paths. Call it before rules are set.
     fn set_paths(&mut self, of: &Self::UserPlane) -> Result<()>;
     /// Chooses the program with paths, or the one without them. Returns whether the choice has changed; the next

@@ -17,6 +17,7 @@ use crate::{
         instance::{Instance, Lock},
         privileges, systemd,
     },
+    capture::Captures,
     config::{Changes, Config, ElementSettings, Established, PlacementPolicy, ports::NumberedPorts},
     cores::{self, polled::PolledPorts, running::Cores},
     linux::{multipath::MultipathKeys, observer::Waker, spreading},
@@ -100,6 +101,7 @@ fn run_alone<O: Observe>(
     let bpf = bpf.with_waker(waker.clone(), config.heartbeat.0.is_zero()).with_connections(connections);
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker.clone());
+    let captures = Captures::waking(waker.clone());
     let files = Files::start()?;
     let reloader = Reloader::new(requests_to.clone(), files.clone(), read);
     let is_ready = Arc::<AtomicBool>::default();
@@ -129,13 +131,14 @@ fn run_alone<O: Observe>(
         files,
         reloader,
         metrics: metrics.clone(),
+        captures: captures.clone(),
     };
     api::serve(lock.listen()?, requests_to, of_api)?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
         finish(&sas);
     }
-    let control = started?;
+    let control = started?.with_captures(captures);
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);
     systemd::notify("READY=1");

@@ -8,7 +8,8 @@
 //! cores would compete for its cache line (docs/measured.md has the figures). A manager serves one thread at a time, so each thread
 //! has its own.
 
-use libc::{c_char, c_int, c_uint, c_void};
+use crate::base::library::Library;
+use libc::{c_int, c_uint, c_void};
 use logic::esp::{Aead, Job, Key, TAG};
 use std::{
     cell::RefCell,
@@ -132,15 +133,8 @@ fn load() -> Result<Functions, Absent> {
     if !has_instructions() {
         return Err(Absent::Cpu);
     }
-    // SAFETY: the name ends with zero; the library's constructors only set up tables. It is never closed.
-    let library = unsafe { libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    let library = NonNull::new(library).ok_or_else(|| Absent::NotThere(last_error()))?;
-    let find = |name: &CStr| {
-        // SAFETY: the library is open, and the name ends with zero.
-        NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) }).ok_or_else(|| {
-            Absent::NotThere(format!("{} has no {}", FILE.to_string_lossy(), name.to_string_lossy()))
-        })
-    };
+    let library = Library::open(FILE).map_err(Absent::NotThere)?;
+    let find = |name: &CStr| library.find(name).map_err(Absent::NotThere);
     let version = find(c"imb_get_version")?;
     // SAFETY: it is `unsigned imb_get_version(void)` in every version.
     let version = unsafe { transmute::<*mut c_void, unsafe extern "C" fn() -> c_uint>(version.as_ptr())() };
@@ -155,16 +149,6 @@ fn load() -> Result<Functions, Absent> {
             free: transmute::<*mut c_void, Free>(find(c"free_mb_mgr")?.as_ptr()),
         })
     }
-}
-
-fn last_error() -> String {
-    // SAFETY: after a failed call it returns text that ends with zero, or null.
-    let error: *const c_char = unsafe { libc::dlerror() };
-    if error.is_null() {
-        return "it was not found".into();
-    }
-    // SAFETY: it is not null, and is valid until the next such call of this thread.
-    unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned()
 }
 
 /// Checks known answers, test cases 2 and 14 of McGrew and Viega, "The Galois/Counter Mode of Operation", and that a wrong tag is

@@ -1,0 +1,68 @@
+//! Captures of packets: request and report.
+
+use serde::{Deserialize, Serialize};
+
+/// `POST /capture`. Each part may be missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CaptureRequest {
+    /// The filter, as `tcpdump -ddd` prints it: code, jt, jf and k of each instruction of classic BPF; empty: all packets.
+    #[serde(default)]
+    pub filter: Vec<(u16, u8, u8, u32)>,
+    /// Names of ports where the packets come in or leave; empty: all.
+    #[serde(default)]
+    pub ports: Vec<String>,
+    /// The name of the router that the packets are for; `None`: all packets.
+    #[serde(default)]
+    pub router: Option<String>,
+    /// Names of reasons why packets were not forwarded, such as `over_mtu`; empty: all packets, forwarded or not.
+    #[serde(default)]
+    pub reasons: Vec<String>,
+    /// The most bytes of each frame.
+    #[serde(default = "CaptureRequest::all_bytes")]
+    pub snaplen: u32,
+    /// The most packets per second of each core.
+    #[serde(default = "CaptureRequest::usual_rate")]
+    pub rate: u32,
+    /// The capture ends after so many packets; `None`: it does not.
+    #[serde(default)]
+    pub count: Option<u64>,
+}
+
+impl CaptureRequest {
+    /// More than any frame has.
+    pub const fn all_bytes() -> u32 {
+        262_144
+    }
+
+    /// At about 0.5 us a packet, 2 % of a core.
+    pub const fn usual_rate() -> u32 {
+        50_000
+    }
+}
+
+impl Default for CaptureRequest {
+    fn default() -> Self {
+        CaptureRequest {
+            filter: Vec::new(),
+            ports: Vec::new(),
+            router: None,
+            reasons: Vec::new(),
+            snaplen: Self::all_bytes(),
+            rate: Self::usual_rate(),
+            count: None,
+        }
+    }
+}
+
+/// `GET /capture`: the capture that runs, or the last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CaptureReport {
+    pub running: bool,
+    /// Packets that were captured.
+    pub packets: u64,
+    /// Packets that matched and are missing, because they were over the rate.
+    pub over_rate: u64,
+    /// Packets that matched and are missing, because the client did not take the earlier ones in time.
+    pub no_room: u64,
+}

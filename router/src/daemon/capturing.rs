@@ -1,0 +1,116 @@
+//! Begins and ends captures: the program with the capture on the ports.
+
+use super::{
+    Control,
+    seam::{FastPath, Kernel, Observe},
+};
+use crate::{
+    api::{ApiError, capture::CaptureRequest},
+    capture::{Captures, Names},
+    plane::capture::Wanted,
+};
+use logic::{
+    capture::filter::{self, Classic},
+    reason::Reason,
+};
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Follows these claims of captures.
+    pub(super) fn with_captures(self, captures: Captures) -> Self {
+        Control { captures, ..self }
+    }
+
+    /// Attaches the program with a capture. Somebody has claimed it.
+    ///
+    /// # Errors
+    /// Nothing is captured.
+    pub(super) fn begin_capture(&mut self, request: &CaptureRequest) -> Result<Names, ApiError> {
+        let wanted = self.wanted_capture(request)?;
+        let kernel = &mut self.kernel;
+        let maps = self.captures.maps(|| kernel.capture_maps());
+        let maps = maps.map_err(|e| ApiError::failed(format!("captures cannot be used: {e:#}")))?.clone();
+        maps.want(Some(&wanted));
+        self.capturing = true;
+        let attached = self.generation.plane.set_capture(Some(&maps)).and_then(|()| self.swap());
+        if let Err(error) = attached {
+            self.end_capture();
+            let why = format!("the kernel does not load the program with this capture: {error:#}");
+            // Only filters are from outside.
+            return Err(if wanted.filter.is_empty() { ApiError::failed(why) } else { ApiError::bad(why) });
+        }
+        let routers =
+            self.world.mirror.routers().filter_map(|router| Some((router.router?, router.name.clone())));
+        Ok(Names {
+            only: wanted.ports,
+            ports: self.world.ports.iter().map(|(id, port)| (*id, port.name.clone())).collect(),
+            routers: routers.collect(),
+        })
+    }
+
+    fn wanted_capture(&self, request: &CaptureRequest) -> Result<Wanted, ApiError> {
+        let CaptureRequest { filter, ports, reasons, snaplen, rate, .. } = request;
+        let classic: Vec<_> =
+            filter.iter().map(|(code, jt, jf, k)| Classic { code: *code, jt: *jt, jf: *jf, k: *k }).collect();
+        let filter = match classic.is_empty() {
+            true => Vec::new(),
+            false => filter::compile(&classic).map_err(|e| ApiError::bad(e.to_string()))?,
+        };
+        let port = |name: &String| {
+            let found = self.world.ports.iter().find(|(_, port)| port.name == *name);
+            found.map(|(id, _)| *id).ok_or_else(|| ApiError::unknown(format!("there is no port {name}")))
+        };
+        let reason = |name: &String| {
+            let found = Reason::all().find(|reason| reason.name() == name);
+            found.ok_or_else(|| ApiError::unknown(format!("there is no reason {name}")))
+        };
+        let router = |name: &String| {
+            let found = self.world.mirror.routers().find(|router| router.name == *name);
+            found
+                .and_then(|router| router.router)
+                .ok_or_else(|| ApiError::unknown(format!("there is no router {name}")))
+        };
+        Ok(Wanted {
+            filter,
+            ports: ports.iter().map(port).collect::<Result<_, _>>()?,
+            router: request.router.as_ref().map(router).transpose()?,
+            reasons: reasons.iter().map(reason).collect::<Result<_, _>>()?,
+            most_bytes: *snaplen,
+            pps: *rate,
+        })
+    }
+
+    /// Ends a capture that nobody wants any more.
+    pub(super) fn follow_capture(&mut self) {
+        if self.capturing && !self.captures.is_claimed() {
+            self.end_capture();
+        }
+    }
+
+    fn end_capture(&mut self) {
+        self.capturing = false;
+        if let Some(maps) = self.captures.made() {
+            maps.want(None);
+        }
+        // Without a filter, this only chooses the other program.
+        let attached = self.generation.plane.set_capture(None).and_then(|()| self.swap());
+        if let Err(error) = attached {
+            tracing::warn!("the program with the capture stays attached, and captures nothing: {error:#}");
+        }
+    }
+
+    /// Loads the program with the capture that runs, before a program is attached. If it cannot be loaded, nothing more is
+    /// captured.
+    pub(super) fn load_capture(&mut self) {
+        let Some(maps) = self.captures.made().filter(|_| self.capturing) else { return };
+        if let Err(error) = self.generation.plane.set_capture(Some(maps)) {
+            tracing::warn!("the capture stops, because its program cannot be loaded: {error:#}");
+        }
+    }
+
+    /// Makes the ports run the program that is wanted now.
+    pub(super) fn swap(&mut self) -> anyhow::Result<()> {
+        self.load_capture();
+        let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
+        self.kernel.swap(&self.generation.plane, &devices)
+    }
+}
