@@ -21,6 +21,7 @@ use crate::{
         hex,
         packet::{Headers, PacketText},
     },
+    capture::{Names, pcapng::Writer},
     cli::frames,
     config::Config,
     cores::{irqs, threads},
@@ -31,6 +32,10 @@ use crate::{
     },
 };
 use logic::{
+    capture::{
+        filter::{Classic, ROOM, compile},
+        record::Record,
+    },
     cpus,
     firewall::{
         prove::prove,
@@ -55,12 +60,13 @@ use std::{io::Cursor, path::Path};
 pub type Target = fn(&[u8]);
 
 /// All targets, with the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("actions", actions),
     ("agent", agent::agent),
     ("api", api),
     ("capture", capture),
     ("config", config),
+    ("filter", filter),
     ("flow", flow),
     ("frame", frame),
     ("kept", kept),
@@ -139,6 +145,25 @@ fn capture(bytes: &[u8]) {
     assert!(capture.frames.len() <= frames::MAX_FRAMES);
     for frame in capture.frames.into_iter().flatten() {
         let _ = Headers::read(&frame);
+    }
+}
+
+/// The filter of a capture, eight bytes for each instruction. The same bytes as a record of the program.
+fn filter(bytes: &[u8]) {
+    let instruction = |bytes: &[u8]| Classic {
+        code: u16::from_le_bytes([bytes[0], bytes[1]]),
+        jt: bytes[2],
+        jf: bytes[3],
+        k: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+    };
+    let classic: Vec<_> = bytes.chunks_exact(8).map(instruction).collect();
+    if let Ok(program) = compile(&classic) {
+        assert!(program.len() <= ROOM);
+    }
+    if let Some(record) = Record::read(bytes) {
+        let frame = record.as_it_came_in().unwrap_or_default();
+        assert!(frame.len() <= record.in_bytes as usize);
+        Writer::new(Names::default(), 100).put(&record);
     }
 }
 

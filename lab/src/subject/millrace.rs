@@ -96,7 +96,7 @@ impl Millrace {
         command::run(&mut self.control(&["status"]))
     }
 
-    fn control(&self, arguments: &[&str]) -> Command {
+    pub(super) fn control(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).args(["--instance", &self.instance]);
         command

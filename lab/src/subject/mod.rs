@@ -9,6 +9,7 @@ mod linux;
 mod linux_bridge_veth;
 mod linux_macvlan;
 mod millrace;
+mod millrace_capture;
 mod millrace_macvlan;
 mod millrace_paths;
 mod ovs;
@@ -25,7 +26,11 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Result, bail, ensure};
 
-use self::{ovs::Sockets, testpmd::Driver};
+use self::{
+    millrace_capture::{MillraceCapture, Wanted},
+    ovs::Sockets,
+    testpmd::Driver,
+};
 use crate::{
     addresses::{Mac, router_mac},
     command::Running,
@@ -39,7 +44,7 @@ pub use millrace::Millrace;
 pub(crate) use pass::Pass;
 
 /// Names of all subjects, in the order of reports.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 18] = [
     "linux",
     "linux-macvlan",
     "linux-bridge-veth",
@@ -56,6 +61,8 @@ pub const NAMES: [&str; 16] = [
     "millrace",
     "millrace-macvlan",
     "millrace-paths",
+    "millrace-filter",
+    "millrace-capture",
 ];
 
 /// Subjects that run wherever the lab does, on every workload of the host: the default.
@@ -183,6 +190,8 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
         "touch" => Box::new(touch::Touch::start(testbed)?),
         "millrace" => Box::new(Millrace::start(testbed)?),
         "millrace-macvlan" => Box::new(millrace_macvlan::MillraceMacvlan::start(testbed)?),
+        "millrace-filter" => Box::new(MillraceCapture::start(testbed, Wanted::None)?),
+        "millrace-capture" => Box::new(MillraceCapture::start(testbed, Wanted::All)?),
         "millrace-paths" => Box::new(millrace_paths::MillracePaths::start(testbed)?),
         _ => bail!("no subject is called {name}; there are: {}", NAMES.join(", ")),
     };
@@ -192,8 +201,7 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
 
 /// Does this subject forward between all ports of a testbed, however many?
 fn on_all_ports(name: &str) -> bool {
-    matches!(name, "linux" | "linux-macvlan" | "millrace" | "millrace-macvlan" | "millrace-paths")
-        || !NAMES.contains(&name)
+    matches!(name, "linux" | "linux-macvlan") || name.starts_with("millrace") || !NAMES.contains(&name)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! a client of the API takes the bytes. If the client is slow, the ring fills, and packets are missing in the capture. Forwarding
 //! never waits.
 
-mod pcapng;
+pub(crate) mod pcapng;
 
 use crate::{
     api::capture::CaptureReport,

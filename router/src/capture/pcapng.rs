@@ -190,8 +190,11 @@ mod tests {
         }
     }
 
-    /// Each packet of a file: interface, time, bytes, original length, comment and direction.
-    fn packets(bytes: &[u8]) -> (Vec<String>, Vec<(u32, Duration, Vec<u8>, u32, String, u32)>) {
+    /// Interface, time, bytes, original length, comment and direction.
+    type Packet = (u32, Duration, Vec<u8>, u32, String, u32);
+
+    /// The interfaces and packets of a file.
+    fn packets(bytes: &[u8]) -> (Vec<String>, Vec<Packet>) {
         let (rest, mut parser) = PcapNgParser::new(bytes).unwrap();
         let (mut rest, mut interfaces, mut packets) = (rest, Vec::new(), Vec::new());
         while !rest.is_empty() {
