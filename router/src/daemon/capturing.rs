@@ -38,6 +38,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             // Only filters are from outside.
             return Err(if wanted.filter.is_empty() { ApiError::failed(why) } else { ApiError::bad(why) });
         }
+        maps.begin();
         let routers =
             self.world.mirror.routers().filter_map(|router| Some((router.router?, router.name.clone())));
         Ok(Names {
@@ -81,7 +82,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Ends a capture that nobody wants any more.
     pub(super) fn follow_capture(&mut self) {
-        if self.capturing && !self.captures.is_claimed() {
+        if !self.captures.is_claimed() {
+            self.leave_capture();
+        }
+    }
+
+    /// Ends the capture, if there is one.
+    pub(super) fn leave_capture(&mut self) {
+        if self.capturing {
             self.end_capture();
         }
     }

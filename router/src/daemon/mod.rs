@@ -151,6 +151,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     _ => None,
                 };
                 if matches!(ended, Some(Ended::Left { .. })) {
+                    // Nobody would read the packets.
+                    self.leave_capture();
                     self.remember_now();
                 }
                 let answer = self.answer(&request.query);

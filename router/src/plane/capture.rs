@@ -101,7 +101,8 @@ impl CaptureMaps {
         Ok(CaptureMaps { control, words, rows, counts, cpus, ring, filter: Mutex::default() })
     }
 
-    /// Sets which packets are captured. The filter is in force when [`Plane::set_capture`] has loaded it.
+    /// Ends the capture, and sets which packets the next one takes. It begins with [`CaptureMaps::begin`], when
+    /// [`Plane::set_capture`] has loaded the filter and the program is attached. An earlier program would ask an earlier filter.
     pub fn want(&self, wanted: Option<&Wanted>) {
         let put = |offset: usize, value: u64| self.words.store(offset / 8, value);
         put(offset_of!(types::capture_control, capturing), 0);
@@ -128,7 +129,11 @@ impl CaptureMaps {
         put(offset_of!(types::capture_control, cost_ns), cost_ns);
         put(offset_of!(types::capture_control, burst_ns), super::BURST_NS.max(cost_ns));
         *locked(&self.filter) = wanted.filter.clone();
-        put(offset_of!(types::capture_control, capturing), 1);
+    }
+
+    /// Begins the capture.
+    pub fn begin(&self) {
+        self.words.store(offset_of!(types::capture_control, capturing) / 8, 1);
     }
 
     /// Samples one in so many packets; 0: none.

@@ -53,6 +53,7 @@ impl Capturing {
     fn want(&mut self, wanted: &Wanted) {
         self.maps.want(Some(wanted));
         self.w.plane.set_capture(Some(&self.maps)).unwrap_or_else(|e| panic!("{e:#}"));
+        self.maps.begin();
     }
 
     /// What is captured of a frame that comes in by a port, and what becomes of it.
