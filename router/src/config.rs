@@ -33,6 +33,7 @@ pub struct Config {
     pub generic: bool,
     /// How the next hop of a multipath route is chosen.
     pub ecmp: Ecmp,
+    pub api: ApiSettings,
     pub policing: Policing,
     pub firewall: FirewallSettings,
     pub limits: Limits,
@@ -71,6 +72,7 @@ impl Default for Config {
             heartbeat: HeartbeatTime(Duration::from_secs(3)),
             generic: false,
             ecmp: Ecmp::Auto,
+            api: ApiSettings::default(),
             policing: Policing::default(),
             firewall: FirewallSettings::default(),
             limits: Limits::default(),
@@ -323,6 +325,7 @@ macro_rules! deserialize_by_parsing {
     )*};
 }
 deserialize_by_parsing!(
+    GroupName,
     PortName,
     Source,
     Interval,
@@ -346,6 +349,7 @@ deserialize_by_parsing!(
 );
 
 // These modules use the macros, so they come after them.
+mod api;
 mod changes;
 mod class;
 mod cores;
@@ -362,6 +366,7 @@ mod sas;
 mod shares;
 mod workers;
 
+pub use api::{ApiSettings, GroupName};
 pub use changes::Changes;
 pub use cores::{
     CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
@@ -402,6 +407,7 @@ impl Config {
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let forms: &[&[_]] = &[
             &FORMS,
+            &api::FORMS,
             &cores::FORMS,
             &shares::FORMS,
             &openflow::FORMS,

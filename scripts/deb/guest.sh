@@ -78,7 +78,7 @@ not millrace check >/tmp/check
 grep -q 'would not start: no port is given' /tmp/check
 ok "man pages, completions, directories; \`check\` says that ports are missing"
 
-sed -i 's|^#ports = .*|ports = ["p1", "p2"]|; s|^#heartbeat = .*|heartbeat = "30s"|' $CONFIG
+sed -i 's|^#ports = .*|ports = ["p1", "p2"]|; s|^#heartbeat = .*|heartbeat = "30s"|; s|^#readers = .*|readers = "millrace"|' $CONFIG
 millrace check >/tmp/check || { cat /tmp/check; false; }
 not has_program p1
 ok "\`check\` accepts the configuration and attaches nothing"
@@ -93,6 +93,14 @@ conditions=$(millrace status | grep -E '^(problem|note)' || true)
 echo "$conditions"
 not grep -q ^problem <<<"$conditions"
 ok "the service is active and forwards on the fast path"
+
+[[ $(stat -c '%a %U %G' /run/millrace.readonly.sock) == "660 root millrace" ]]
+useradd --system -G millrace watcher
+useradd --system stranger
+runuser -u watcher -- millrace status >/tmp/status || { cat /tmp/status; false; }
+not runuser -u watcher -- millrace reload 2>/dev/null
+not runuser -u stranger -- millrace status 2>/dev/null
+ok "a member of the group \`millrace\` reads, and changes nothing"
 
 exposure=$(systemd-analyze security --no-pager millrace | sed -n 's/.*exposure level for .*: \([0-9.]*\).*/\1/p')
 awk -v exposure="$exposure" 'BEGIN { exit !(exposure > 0 && exposure <= 4.5) }'

@@ -163,9 +163,14 @@ impl Daemon {
     }
 
     /// `millrace stop`.
-    pub fn stop(mut self) {
+    pub fn stop(self) {
         let output = self.millrace(&["stop"]);
         assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), self.log());
+        self.ended();
+    }
+
+    /// Waits until it has ended on its own, without an error.
+    pub fn ended(mut self) {
         let ended = lab::command::wait(&mut self.child, PATIENCE).unwrap();
         assert!(ended.is_some_and(|status| status.success()), "{ended:?}\n{}", self.log());
     }

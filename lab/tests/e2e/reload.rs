@@ -22,20 +22,20 @@ use std::{
 };
 
 /// A configuration file.
-struct File(PathBuf);
+pub struct File(PathBuf);
 
 impl File {
-    fn new(name: &str, text: &str) -> File {
+    pub fn new(name: &str, text: &str) -> File {
         let file = File(std::env::temp_dir().join(format!("{name}.toml")));
         file.write(text);
         file
     }
 
-    fn write(&self, text: &str) {
+    pub fn write(&self, text: &str) {
         fs::write(&self.0, text).unwrap();
     }
 
-    fn start(&self, bed: &Bed) -> Daemon {
+    pub fn start(&self, bed: &Bed) -> Daemon {
         Daemon::start(&bed.the_box, &bed.name, &["--config", self.0.to_str().unwrap()])
     }
 }

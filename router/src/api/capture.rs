@@ -1,9 +1,10 @@
 //! Captures of packets: request and report.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `POST /capture`. Each part may be missing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CaptureRequest {
     /// The filter, as `tcpdump -ddd` prints it: code, jt, jf and k of each instruction of classic BPF; empty: all packets.
@@ -56,7 +57,7 @@ impl Default for CaptureRequest {
 }
 
 /// `GET /capture`: the capture that runs, or the last one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CaptureReport {
     pub running: bool,
     /// Packets that were captured.

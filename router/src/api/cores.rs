@@ -2,25 +2,27 @@
 
 use super::status::ConditionReport;
 use logic::cores::CoreId;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `GET /cores`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Cores, queues and pinned workloads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CoresReport {
     /// `pack`, `spread`, `fixed`, or `off` (queues are left alone).
     pub policy: String,
-    /// Cores that may forward; absent: all.
+    /// Cores that may forward; null: all.
     pub allowed: Option<Vec<CoreId>>,
     /// Percent of a core: a core with more to forward gives queues away.
     pub high: u32,
     /// Percent of a core: a core is given back when the others would then have no more than this.
     pub low: u32,
+    /// How long the load must be low before a core is given back, as configured.
     pub hold_s: f64,
-    /// Percent of a forwarding core that applications keep; absent: what Linux gives them.
+    /// Percent of a forwarding core that applications keep; null: what Linux gives them.
     pub floor: Option<u32>,
     /// The control group of applications that gets the cores that do not forward.
     pub serve: Option<ServeReport>,
-    /// Local delivery that follows the application; absent: it stays on the core that receives.
+    /// Local delivery that follows the application; null: it stays on the core that receives.
     #[serde(default)]
     pub local: Option<LocalReport>,
     /// When cores and queues were measured, in seconds since boot (CLOCK_MONOTONIC).
@@ -28,11 +30,12 @@ pub struct CoresReport {
     pub at_s: f64,
     /// Time between two decisions.
     pub period_ms: u64,
-    /// Moves that waited until earlier packets had left; absent: moves do not wait.
+    /// Moves that waited until earlier packets had left; null: moves do not wait.
     #[serde(default)]
     pub drains: Option<DrainsReport>,
     /// The online cores, by ascending number.
     pub cores: Vec<CoreReport>,
+    /// The RX queues of the ports.
     pub queues: Vec<QueueReport>,
     /// Ports that spread packets over their queues.
     #[serde(default)]
@@ -40,6 +43,7 @@ pub struct CoresReport {
     /// Ports whose wake-ups are moderated.
     #[serde(default)]
     pub moderations: Vec<ModerationReport>,
+    /// Workloads that are pinned to cores.
     pub workloads: Vec<WorkloadReport>,
     /// Conditions of kind `core`: what cannot be read or done.
     #[serde(default)]
@@ -47,7 +51,7 @@ pub struct CoresReport {
 }
 
 /// Moves of queues since the daemon's start, except those where no packet could overtake another.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DrainsReport {
     /// Moves before which all earlier packets had left the old TX queue.
     pub left: u64,
@@ -58,73 +62,79 @@ pub struct DrainsReport {
 }
 
 /// The control group of applications.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ServeReport {
+    /// Its directory, as configured.
     pub directory: String,
-    /// The cores that it was given; absent: none yet.
+    /// The cores that it was given; null: none yet.
     pub cores: Option<Vec<CoreId>>,
 }
 
 /// Local delivery that follows the application.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LocalReport {
     /// RX queues of the ports that exist.
     pub queues: u32,
-    /// Those whose packets follow.
+    /// Of `queues`, those whose packets follow.
     pub follow: u32,
     /// Entries of the kernel's table of sockets; 0: none, or not known.
     pub sockets: u32,
 }
 
 /// A core. Fractions are parts of its time.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CoreReport {
+    /// Its number.
     pub core: CoreId,
     /// NUMA node.
     pub node: u16,
+    /// Its socket.
     pub socket: u16,
     /// The lowest of its hyper-thread siblings.
     pub physical: CoreId,
     /// `forward`, `serve`, `both` or `idle`.
     pub role: String,
+    /// It is among the allowed cores.
     pub may_forward: bool,
     /// Fraction of the last control period that it forwarded.
     pub forwarding: f64,
     /// Time that it has forwarded since the daemon's start.
     #[serde(default)]
     pub forwarding_ns: u64,
-    /// Fraction of the last 200 ms that was neither forwarding nor idle; absent: not known yet.
+    /// Fraction of the last 200 ms that was neither forwarding nor idle; null: not known yet.
     pub other: Option<f64>,
     /// Names of workloads that are pinned to it.
     pub workloads: Vec<String>,
-    /// The longest time that it may take to wake up, because it forwards; absent: as the machine has it.
+    /// The longest time that it may take to wake up, because it forwards; null: as the machine has it.
     #[serde(default)]
     pub resume_us: Option<u32>,
-    /// The deepest idle state that it may sleep in, because it forwards; absent: as the machine has it.
+    /// The deepest idle state that it may sleep in, because it forwards; null: as the machine has it.
     #[serde(default)]
     pub deepest_idle: Option<String>,
     /// Packets that other cores handed to it because of rules.
     #[serde(default)]
     pub handed_packets: u64,
-    /// Those of them that it had no room for.
+    /// Of `handed_packets`, those that it had no room for.
     #[serde(default)]
     pub handed_dropped: u64,
     /// Flows that were placed on it.
     #[serde(default)]
     pub flows: u32,
-    /// The priority flows among them.
+    /// The priority flows among `flows`.
     #[serde(default)]
     pub priority_flows: u32,
 }
 
 /// An RX queue.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueReport {
+    /// The port's name.
     pub port: String,
+    /// Its number on the port.
     pub queue: u16,
-    /// The core that polls it; absent: the core that sends to it, or not known.
+    /// The core that polls it; null: the core that sends to it, or not known.
     pub core: Option<CoreId>,
-    /// `thread PID` or `interrupt N`; absent: nothing moves it.
+    /// `thread PID` or `interrupt N`; null: nothing moves it.
     pub moved_by: Option<String>,
     /// Why nothing moves it.
     pub why_not: Option<String>,
@@ -134,22 +144,24 @@ pub struct QueueReport {
     pub ran: f64,
     /// Fraction of that period in which it could run but something else ran.
     pub waited: f64,
+    /// How often it began to run, in the last control period.
     pub wakeups_per_s: f64,
     /// Time that it ran, since some moment.
     #[serde(default)]
     pub ran_ns: u64,
-    /// How often it began to run, since the same moment.
+    /// How often it began to run, since the moment from which `ran_ns` counts.
     #[serde(default)]
     pub wakeups: u64,
-    /// Packets that it received, in the last control period; absent: not counted.
+    /// Packets that it received, in the last control period; null: not counted.
     #[serde(default)]
     pub packets_per_s: Option<f64>,
-    /// How often it was polled, in the last control period; absent: not counted.
+    /// How often it was polled, in the last control period; null: not counted.
     #[serde(default)]
     pub polls_per_s: Option<f64>,
-    /// Packets and polls since the count began.
+    /// Packets since the count began.
     #[serde(default)]
     pub packets: u64,
+    /// Polls since the count began.
     #[serde(default)]
     pub polls: u64,
     /// The cores that share its flows, if it is split.
@@ -161,50 +173,55 @@ pub struct QueueReport {
     /// not placed.
     #[serde(default)]
     pub beside_others: Option<f64>,
-    /// Cost of a packet without wake-ups, for queues of this port; absent: it cannot be estimated.
+    /// Cost of a packet without wake-ups, for queues of this port; null: it cannot be estimated.
     #[serde(default)]
     pub packet_ns: Option<f64>,
-    /// The least cost of a wake-up, likewise.
+    /// The least cost of a wake-up, for queues of this port; null: it cannot be estimated.
     #[serde(default)]
     pub wake_ns: Option<f64>,
 }
 
 /// The queues over which a port spreads packets by their hash (RSS).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct SpreadReport {
+    /// The port's name.
     pub port: String,
     /// Queues in use: the first ones.
     pub used: u16,
     /// Queues that could be in use.
     pub of: u16,
-    /// Why they do not follow the cores that forward; absent: they do.
+    /// Why they do not follow the cores that forward; null: they do.
     pub why_not: Option<String>,
 }
 
 /// How long packets of a port may wait for others, to save wake-ups.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ModerationReport {
+    /// The port's name.
     pub port: String,
-    /// What makes them wait: `the device` or `NAPI`; absent: nothing.
+    /// What makes them wait: `the device` or `NAPI`; null: nothing.
     pub by: Option<String>,
-    /// The longest wait in microseconds; absent: nothing makes them wait.
+    /// The longest wait in microseconds; null: nothing makes them wait.
     pub us: Option<f64>,
     /// Why nothing makes them wait.
     pub why_not: Option<String>,
 }
 
-/// An application, a container or a virtual machine that is pinned to cores (V2).
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// An application, a container or a virtual machine that is pinned to cores.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkloadReport {
+    /// The lowest of its process ids; for a declared workload, a number that no process has.
     pub id: u32,
+    /// Its name.
     pub name: String,
     /// `virtual machine`, `container`, `process` or `declared`.
     pub kind: String,
+    /// The cores that it is pinned to.
     pub cores: Vec<CoreId>,
 }
 
 /// A decision about a queue, or a change of a queue, a core or a workload.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct EventReport {
     /// Counts up from 1.
     pub number: u64,
@@ -212,10 +229,12 @@ pub struct EventReport {
     pub unix_s: f64,
     /// The port of the queue; empty, with `queue` 0: the event is not about one queue.
     pub port: String,
+    /// The number of the queue on that port.
     pub queue: u16,
     /// The cores that handled its packets before, or that the workload was pinned to.
     pub from: Vec<CoreId>,
     /// The cores from now on; equal to `from`: it stays.
     pub to: Vec<CoreId>,
+    /// The cause, as a sentence.
     pub why: String,
 }

@@ -1,16 +1,17 @@
 //! Flow rules: requests, answers and `--json` of `millrace flows`.
 
 use crate::base::packet::Headers;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Changes of flow rules, in order.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Changes of flow rules, in order. About 30,000 rules fit. Send more in several requests, and set `wait` in the last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FlowsRequest {
     /// The command of lines that do not begin with `add`, `modify`, `modify_strict`, `delete` or `delete_strict`.
     pub command: Command,
-    /// Flows, one per line, in the syntax of `ovs-ofctl`. Empty lines and lines that begin with `#` are skipped.
+    /// Rules, one per line, in the syntax of flow rules. Empty lines and lines that begin with `#` are skipped.
     pub flows: String,
     /// Number of the first line, for errors.
     #[serde(default = "one")]
@@ -24,23 +25,30 @@ fn one() -> u64 {
 }
 
 /// A change; the strict ones concern only the rule with the same match and priority.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
+    /// Adds a rule, in place of one with the same match and priority.
     #[default]
     Add,
+    /// Changes the actions of all rules that the match covers.
     Modify,
+    /// Changes the actions of the rule with the same match and priority.
     ModifyStrict,
+    /// Deletes all rules that the match covers.
     Delete,
+    /// Deletes the rule with the same match and priority.
     DeleteStrict,
 }
 
-/// The answer to a [`FlowsRequest`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The answer to changes of flow rules.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowsChanged {
     /// Rules that are new, or that replaced one with the same match and priority.
     pub added: u64,
+    /// Rules whose actions changed.
     pub modified: u64,
+    /// Rules that are gone.
     pub deleted: u64,
     /// The first wrong line. The lines before it are done, those after it are not.
     pub failed: Option<FailedLine>,
@@ -50,32 +58,42 @@ pub struct FlowsChanged {
 }
 
 /// A line that failed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FailedLine {
+    /// Its number.
     pub line: u64,
+    /// The line.
     pub flow: String,
+    /// What is wrong with it, as a sentence.
     pub why: String,
 }
 
-/// A rule: a line of `GET /flows`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// A flow rule.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowReport {
+    /// The rule's table.
     pub table: u8,
+    /// Its priority.
     pub priority: u16,
+    /// The number that its controller gave it.
     pub cookie: u64,
     /// As `ovs-ofctl` writes it; empty: every packet.
     #[serde(rename = "match")]
     pub matching: String,
+    /// What happens to its packets, in the syntax of `ovs-ofctl`.
     pub actions: String,
+    /// Packets that it matched.
     pub packets: u64,
+    /// Bytes of `packets`.
     pub bytes: u64,
+    /// Time since it was made.
     pub age_s: u64,
     /// Time since its last known packet, or since it was made. The daemon looks each second if the rule has an idle timeout,
     /// otherwise when it is listed.
     pub idle_s: u64,
-    /// 0: none.
+    /// It ends when it has no packets for so long; 0: never.
     pub idle_timeout_s: u16,
-    /// 0: none.
+    /// It ends at this age; 0: never.
     pub hard_timeout_s: u16,
     /// `send_flow_rem`, `no_packet_counts` and `no_byte_counts`, if they are set.
     #[serde(default)]
@@ -86,17 +104,18 @@ pub struct FlowReport {
     pub why: Option<String>,
 }
 
-/// What flow rules do with a packet, in `millrace explain`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The effect of flow rules on a packet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RulesReport {
     /// Assumptions and other notes, as sentences.
     pub notes: Vec<String>,
     /// The rules that it meets, one table after another.
     pub rules: Vec<RulePassed>,
+    /// The groups that it meets.
     pub buckets: Vec<BucketTaken>,
     /// User space executes them, not the kernel plane.
     pub slow: bool,
-    /// Why user space does.
+    /// Why user space does; null: it does not.
     pub why: Option<String>,
     /// The core that handles the packet, if rules name one.
     pub core: Option<u16>,
@@ -105,26 +124,29 @@ pub struct RulesReport {
 }
 
 /// The decision of one table.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RulePassed {
     /// 16: the core table.
     pub table: u8,
-    /// `None`, like the next two: no rule of the table matches.
+    /// Its priority; null, like the next two: no rule of the table matches.
     pub priority: Option<u16>,
+    /// The number that its controller gave it.
     pub cookie: Option<u64>,
     /// The rule as `ovs-ofctl` writes it.
     pub flow: Option<String>,
 }
 
 /// A group that the packet meets, and the index of the bucket that it takes there.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BucketTaken {
+    /// The group's number.
     pub group: u32,
+    /// The index of the bucket.
     pub bucket: usize,
 }
 
 /// A packet that leaves.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OutputReport {
     /// A port's name, `NORMAL`, `LOCAL` or `CONTROLLER`.
     pub to: String,
@@ -136,11 +158,12 @@ pub struct OutputReport {
     pub frame: String,
 }
 
-/// Flow rules in `millrace status`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Flow rules, in the status.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowsStatus {
+    /// Flow rules.
     pub rules: u64,
-    /// Of these, rules of the core table.
+    /// Of `rules`, those of the core table.
     #[serde(default)]
     pub core_rules: u64,
     /// Names of all ports and paths that there have been since the start, by their number in rules.
@@ -156,18 +179,19 @@ pub struct FlowsStatus {
     pub why_not: Option<String>,
     /// Packets whose decision was cached, since there are rules; 0 while rules are not in charge.
     pub cache_hits: u64,
-    /// Packets whose decision was not cached, likewise.
+    /// Packets whose decision was not cached, since there are rules.
     pub cache_misses: u64,
     /// Packets that user space handled because the kernel plane cannot.
     pub slow_done: u64,
     /// Packets that user space had no room for, or could not send.
     pub slow_lost: u64,
+    /// Packets for controllers that none got.
     #[serde(default)]
     pub controller_lost: ControllerLost,
 }
 
 /// Packets for controllers that none got, since there are rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerLost {
     /// No connected controller wanted them.
     pub no_controller: u64,

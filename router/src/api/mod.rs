@@ -21,22 +21,24 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use status::{ConnectionReport, ConnectionState};
 use std::net::{IpAddr, SocketAddr};
 
-/// The query of `GET /route`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The query of `GET /v1/route`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RouteQuery {
+    /// The destination address.
     pub address: IpAddr,
-    /// The router whose table it is; `None`: the host.
+    /// The router whose table it is; by default the host.
     #[serde(default)]
     pub router: Option<String>,
 }
 
-/// The query of `GET /connections`. Each part may be missing.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The query of `GET /v1/connections`. Each part may be missing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConnectionsQuery {
     /// The name of a router.
@@ -45,6 +47,7 @@ pub struct ConnectionsQuery {
     /// An address of either end, before or after NAT.
     #[serde(default)]
     pub address: Option<IpAddr>,
+    /// Who forwards it.
     #[serde(default)]
     pub state: Option<ConnectionState>,
 }
@@ -61,6 +64,27 @@ impl ConnectionsQuery {
     }
 }
 
+/// The query of `GET /v1/events`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EventsQuery {
+    /// Only events with a greater number.
+    #[serde(default)]
+    pub after: u64,
+}
+
+/// The query of `GET /v1/flows`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FlowsQuery {
+    /// A match in the syntax of flow rules (docs/reference/flow-syntax.md); empty: all rules.
+    #[serde(default, rename = "match")]
+    pub matching: String,
+}
+
+/// The text of the error about a request that there is not.
+pub const NO_SUCH_REQUEST: &str = "no such request";
+
 /// An error as an answer: the HTTP status, and one line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -76,6 +100,16 @@ impl ApiError {
     /// The request names something that does not exist.
     pub fn unknown(text: impl Into<String>) -> Self {
         Self { status: 404, text: text.into() }
+    }
+    /// There is no such request.
+    pub fn no_such_request() -> Self {
+        Self::unknown(NO_SUCH_REQUEST)
+    }
+    /// The request came over the read-only socket, which does not serve it.
+    pub fn not_for_readers() -> Self {
+        let text =
+            "the read-only socket does not serve this request; use the control socket, which is for root";
+        Self { status: 403, text: text.into() }
     }
     /// The daemon failed.
     pub fn failed(text: impl Into<String>) -> Self {
@@ -96,8 +130,9 @@ impl ApiError {
 }
 
 /// The body of an error.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
+    /// What happened, to what, and what to do: one line for people.
     pub error: String,
 }
 

@@ -1,11 +1,13 @@
 //! Security associations: reports and requests.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::{net::IpAddr, path::PathBuf};
 
 /// The library that encrypts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CryptoReport {
+    /// Its name.
     pub library: String,
     /// Why it is not ipsec-mb.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -13,15 +15,19 @@ pub struct CryptoReport {
 }
 
 /// An SA.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SaReport {
+    /// Its name.
     pub sa: String,
+    /// Its SPI.
     pub spi: u32,
     /// `outbound` or `inbound`.
     pub direction: String,
     /// `tunnel` or `transport`.
     pub mode: String,
+    /// The address of this end.
     pub local: IpAddr,
+    /// The address of the other end.
     pub remote: IpAddr,
     /// The last sequence number sent, or the highest received.
     pub sequence: u64,
@@ -30,32 +36,37 @@ pub struct SaReport {
     pub left: Option<u64>,
 }
 
-/// All security associations (`millrace sas`).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// All security associations.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SasReport {
-    /// `None`: there are no SAs.
+    /// The library that encrypts; null: there are no SAs.
     pub crypto: Option<CryptoReport>,
+    /// The security associations.
     pub sas: Vec<SaReport>,
 }
 
 /// Identifies an SA; several inbound ones may share a name.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SaName {
+    /// Its name.
     pub sa: String,
+    /// Its SPI.
     pub spi: u32,
 }
 
 /// Changes of security associations, all or none: first `set`, then `remove`.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SasRequest {
     /// TOML with `[[sa]]` tables, as in the daemon's configuration.
     #[serde(default)]
     pub set: String,
-    /// The file name of `set`: relative file names begin in its directory, and errors name it.
+    /// The absolute file name of `set`, necessary with it: relative file names in `set` begin in its directory, and errors
+    /// name it.
     #[serde(default)]
     pub file: PathBuf,
+    /// Security associations to remove.
     #[serde(default)]
     pub remove: Vec<SaName>,
 }

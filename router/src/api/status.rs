@@ -10,56 +10,66 @@ use crate::{
     },
     base::{conditions::Condition, packet::Headers},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, time::Duration};
 
-/// `millrace status`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The overall state of the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
-    /// The daemon's.
+    /// The daemon's version.
     pub version: String,
-    /// The daemon's.
+    /// The daemon's process id.
     pub pid: u32,
-    /// `None`: the instance without a name.
+    /// The name of the instance; null: the instance without a name.
     pub instance: Option<String>,
-    /// Packets are being forwarded and the mirror is current.
+    /// Packets are being forwarded, and the tables are current.
     pub ready: bool,
     /// Why it is not ready.
     pub problem: Option<String>,
     /// What is wrong, limited or unknown now. Conditions of interfaces are left out: `millrace interfaces` shows them.
     #[serde(default)]
     pub conditions: Vec<ConditionReport>,
-    /// The daemon's.
+    /// Seconds since the daemon's start.
     pub uptime_s: u64,
+    /// How long forwarding goes on without a daemon.
     pub heartbeat: Heartbeat,
     /// Counts up with every new set of programs and maps (start, growth).
     pub generation: u64,
+    /// Sums of all routers.
     pub packets: Packets,
     /// Forwarded packets that egress ports did not take.
     pub lost: u64,
     /// Sampled cost of forwarding a packet, over all routers, from entry to verdict, without transmission.
     pub ns_per_packet: Option<f64>,
+    /// The ports, in the order of the configuration.
     pub ports: Vec<PortReport>,
+    /// The routers.
     pub routers: Vec<RouterReport>,
     /// Reasons why packets were not forwarded, the most frequent first; only reasons that occurred.
     pub reasons: Vec<ReasonCount>,
+    /// How full each table is.
     pub tables: Vec<TableUse>,
+    /// Routes in the tables.
     pub routes: Families<u64>,
+    /// Neighbours in the tables.
     pub neighbours: u64,
+    /// Flow rules.
     pub flows: FlowsStatus,
     /// The paths of the user plane, in the order of the configuration.
     #[serde(default)]
     pub paths: Vec<PathReport>,
-    /// Their workers; the counters of each path are in [`PathReport::run`].
+    /// The workers of the paths; the counters of each path are in `run` of its report.
     #[serde(default)]
     pub workers: WorkersReport,
 }
 
 /// A condition, for as long as it holds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConditionReport {
-    /// What it is about: `linux`, `tables`, `counters`, `policy`, `port`, `router`, `path`, `core`, `configuration` or
-    /// `privileges` ([`crate::base::conditions::ConditionKind`]).
+    /// `linux`: a part of Linux cannot be read; `tables`: they are full; `counters`: something is not counted; `policy`:
+    /// policy changes are seen late; `port`, `router`: it is left to the kernel; `path`: workers and paths; `core`: queues
+    /// and cores; `configuration`; `privileges`.
     pub kind: String,
     /// The thing that it is about, such as `port eth1`; empty if the text names it.
     pub subject: String,
@@ -84,18 +94,21 @@ impl ConditionReport {
 }
 
 /// How long forwarding goes on without a daemon.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Heartbeat {
     /// As configured.
     pub timeout_s: f64,
-    /// Time since the tables were last confirmed; `None`: not yet.
+    /// Time since the tables were last confirmed; null: not yet.
     pub age_s: Option<f64>,
 }
 
 /// A value for each IP version.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "ByVersion_{T}")]
 pub struct Families<T> {
+    /// For IPv4.
     pub ipv4: T,
+    /// For IPv6.
     pub ipv6: T,
 }
 
@@ -115,10 +128,11 @@ impl Families<Vec<String>> {
 }
 
 /// Packets by what happened to them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Packets {
     /// Forwarded by the fast path.
     pub forwarded: u64,
+    /// Bytes of `forwarded`.
     pub forwarded_bytes: u64,
     /// Passed up to the kernel.
     pub passed: u64,
@@ -130,19 +144,20 @@ pub struct Packets {
 }
 
 /// How many packets were not forwarded for one reason.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReasonCount {
-    /// Its name, such as `ttl_exceeded`.
+    /// Its name, such as `ttl_exceeded` (docs/reference/reasons.md).
     pub reason: String,
     /// `pass`, `slow`, `exception`, `control`, `drop`, `taken` or `lost`.
     pub class: String,
     /// What the reason means.
     pub text: String,
+    /// How many packets.
     pub packets: u64,
 }
 
-/// `millrace ports`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// A port.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PortReport {
     /// Its name.
     pub port: String,
@@ -150,6 +165,7 @@ pub struct PortReport {
     pub id: u8,
     /// Number in flow rules and OpenFlow.
     pub number: u16,
+    /// Number in Linux.
     pub ifindex: u32,
     /// `native`, `generic`, or `detached`.
     pub mode: String,
@@ -157,13 +173,13 @@ pub struct PortReport {
     pub problems: Vec<String>,
     /// Why it is in generic mode, which is slow.
     pub note: Option<String>,
-    /// What its classifier does; `None`: steering is off.
+    /// What its classifier does; null: steering is off.
     #[serde(default)]
     pub classifier: Option<String>,
     /// Packets that arrived; without those that flow rules send without routing.
     #[serde(default)]
     pub rx_packets: u64,
-    /// Packets that were routed out by this port, likewise.
+    /// Packets that were routed out by this port; without those that flow rules send without routing.
     #[serde(default)]
     pub tx_packets: u64,
     /// Packets that belong to no interface, by reason.
@@ -172,12 +188,12 @@ pub struct PortReport {
     pub lost: Vec<ReasonCount>,
 }
 
-/// `millrace routers`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// A router.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouterReport {
     /// Its name.
     pub router: String,
-    /// Number in the tables; `None`: not in them.
+    /// Number in the tables; null: not in them.
     pub id: Option<u8>,
     /// Packets are accelerated on all of its interfaces.
     pub accelerated: Families<bool>,
@@ -191,61 +207,68 @@ pub struct RouterReport {
     pub connections: u64,
     /// Interfaces with reasons of their own.
     pub left_to_kernel: Vec<LeftInterface>,
+    /// How many interfaces it has.
     pub interfaces: u64,
+    /// How many routes it has.
     pub routes: Families<u64>,
+    /// How many neighbours it has.
     pub neighbours: u64,
+    /// Its packets.
     pub packets: Packets,
+    /// Sampled cost of forwarding a packet, without transmission.
     pub ns_per_packet: Option<f64>,
     /// Its weight in `[shares]`.
     #[serde(default)]
     pub weight: u16,
-    /// The part of full cores that it used in the last control period, including the cost of cut packets; absent: no core was
+    /// The part of full cores that it used in the last control period, including the cost of cut packets; null: no core was
     /// full.
     #[serde(default)]
     pub share: Option<f64>,
     /// Packets that were cut because it exceeded its share; `dropped` includes them.
     #[serde(default)]
     pub cut: u64,
+    /// Why its packets were not forwarded, the most frequent first.
     pub reasons: Vec<ReasonCount>,
 }
 
-/// `millrace firewall`: which packets the rules of a router's firewall can affect.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// Which packets the rules of a router's firewall can affect.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FirewallReport {
     /// The router's name.
     pub router: String,
-    /// For each IP version; `None`: no chain of this version is in the forwarding path.
+    /// For each IP version; null: no chain of this version is in the forwarding path.
     pub rules: Families<Option<RuledPairs>>,
 }
 
-/// What rules mean for packets between the devices of a router.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The meaning of rules for packets between the devices of a router.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RuledPairs {
+    /// Pairs of groups of devices.
     pub pairs: Vec<RuledPair>,
     /// Addresses or ranges whose packets always go to the kernel.
     pub exceptions: Vec<String>,
 }
 
 /// Packets from any of some devices to any of others.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RuledPair {
     /// The devices where they come in.
     pub from: Vec<String>,
     /// The devices where they leave.
     pub to: Vec<String>,
-    /// Why Linux decides about them, as a sentence; `None`: they are fast.
+    /// Why Linux decides about them, as a sentence; null: they are fast.
     pub why_not: Option<String>,
     /// Although Linux decides about new connections, established ones may be fast (`millrace connections`).
     #[serde(default)]
     pub established: bool,
-    /// A rule that may affect some of these connections, so that each is checked with its own addresses; `None`: rules
+    /// A rule that may affect some of these connections, so that each is checked with its own addresses; null: rules
     /// accept all of them, or `established` is false.
     #[serde(default)]
     pub checked: Option<String>,
 }
 
-/// `millrace connections`: a connection that is fast, or that Millrace has recently refused to make fast.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// A connection that is fast, or that Millrace has recently refused to make fast.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectionReport {
     /// The router's name.
     pub router: String,
@@ -253,36 +276,41 @@ pub struct ConnectionReport {
     pub protocol: String,
     /// `ADDRESS:PORT` of the packets by which it was found, as they arrive. They may be of either direction.
     pub source: String,
+    /// `ADDRESS:PORT` to which these packets go.
     pub destination: String,
+    /// Who forwards it.
     pub state: ConnectionState,
-    /// Why it stays with Linux, as a sentence; `None`: it is fast.
+    /// Why it stays with Linux, as a sentence; null: it is fast.
     pub why_not: Option<String>,
-    /// Source and destination of these packets when they leave; `None`: NAT does not change them.
+    /// Source and destination of these packets when they leave; null: NAT does not change them.
     pub translated: Option<[String; 2]>,
     /// Seconds since it became fast; if it stays with Linux: since Linux was last asked about it.
     pub age_s: f64,
-    /// Seconds until Linux forgets it, unless it has more packets; `None`: not known.
+    /// Seconds until Linux forgets it, unless it has more packets; null: not known.
     pub expires_s: Option<f64>,
     /// Packets that bypassed the rules, of this direction.
     pub packets: u64,
+    /// Bytes of `packets`.
     pub bytes: u64,
-    /// The same, of the other direction.
+    /// Packets that bypassed the rules, of the other direction.
     pub reply_packets: u64,
+    /// Bytes of `reply_packets`.
     pub reply_bytes: u64,
 }
 
-/// Who forwards a connection.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The forwarder of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ConnectionState {
     /// The kernel plane.
     Fast,
+    /// Linux.
     #[default]
     Linux,
 }
 
 /// An interface that is left to the kernel.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeftInterface {
     /// Its name.
     pub interface: String,
@@ -290,70 +318,85 @@ pub struct LeftInterface {
     pub why_not: Families<Vec<String>>,
 }
 
-/// `millrace interfaces`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// An interface of a router.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct InterfaceReport {
+    /// The router's name.
     pub router: String,
     /// Its name.
     pub interface: String,
-    /// Number in the tables; `None`: not in them.
+    /// Number in the tables; null: not in them.
     pub id: Option<u16>,
+    /// The port that it is on.
     pub port: Option<String>,
-    /// `100` or `100.7`; `None`: untagged.
+    /// `100` or `100.7`; null: untagged.
     pub vlan: Option<String>,
+    /// Its MAC address.
     pub mac: String,
+    /// Packets that arrive here are accelerated.
     pub accelerated: Families<bool>,
     /// Why packets that arrive here are not accelerated, as sentences, including the reasons of its router.
     pub why_not: Families<Vec<String>>,
     /// Packets may be sent out here.
     pub transmit: bool,
+    /// Packets that arrived here.
     pub rx_packets: u64,
+    /// Bytes of `rx_packets`.
     pub rx_bytes: u64,
+    /// Packets that were sent out here.
     pub tx_packets: u64,
+    /// Bytes of `tx_packets`.
     pub tx_bytes: u64,
 }
 
 /// A path of the user plane: how the kernel plane gives packets to it, and what its worker did with them. Counts begin with the daemon.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PathReport {
+    /// Its name.
     pub path: String,
     /// Its number as a port of flow rules.
     pub number: u16,
-    /// `None`: it has packets of all routers.
+    /// The router whose packets it gets; null: it has packets of all routers.
     pub router: Option<String>,
-    /// `None`: it has packets of all ports.
+    /// The port whose packets it gets; null: it has packets of all ports.
     pub port: Option<String>,
-    /// Why it has no packets, as a sentence; `None`: it is active.
+    /// Why it has no packets, as a sentence; null: it is active.
     pub why_not: Option<String>,
     /// What happens to packets that no worker can take: `up`, as if there were no path, or `drop`.
     pub otherwise: String,
     /// Packets given to its worker.
     pub packets: u64,
+    /// Bytes of `packets`.
     pub bytes: u64,
-    /// Packets among them that were lost on the way to the worker, by reason.
+    /// Of `packets`, those that were lost on the way to the worker, by reason.
     pub lost: Vec<ReasonCount>,
     /// Packets that no worker could take, and that went on as if there were no path, by reason.
     pub up: Vec<ReasonCount>,
     /// Packets that no worker could take, and that were dropped, by reason.
     pub dropped: Vec<ReasonCount>,
     /// What its worker did, up to a second old. Counts begin when workers began to run the path: when its port and router
-    /// appeared, or when memory had to grow. `None`: no worker runs it.
+    /// appeared, or when memory had to grow. null: no worker runs it.
     #[serde(default)]
     pub run: Option<PathStand>,
 }
 
 /// The rows of a table, used and possible.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TableUse {
+    /// Its name.
     pub table: String,
+    /// Rows in use.
     pub used: u64,
+    /// Rows that there are.
     pub capacity: u64,
 }
 
-/// `millrace routes ADDRESS`: the answer of the fast table.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The answer of the fast table about an address.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteReport {
+    /// The router's name.
     pub router: String,
+    /// The address as requested.
     pub address: String,
     /// Why the router leaves all packets to this address to the kernel, as sentences; empty: it uses its table.
     pub why_not: Vec<String>,
@@ -366,39 +409,43 @@ pub struct RouteReport {
 }
 
 /// One next hop, or why there is none.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct HopReport {
     /// `forward` or `pass`.
     pub action: String,
     /// Why packets go to the kernel.
     pub reason: Option<String>,
+    /// The interface that packets leave by.
     pub interface: Option<String>,
     /// The neighbour that packets are sent to.
     pub next_hop: Option<String>,
     /// The neighbour's MAC address.
     pub mac: Option<String>,
+    /// The longest IP packet, in bytes.
     pub mtu: Option<u32>,
     /// Its part of 256 in a multipath route.
     pub share: Option<u16>,
 }
 
-/// `millrace routes --verify`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The comparison of the fast tables with Linux.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifyReport {
+    /// The result for each router.
     pub routers: Vec<VerifyRouter>,
     /// The differences of all routers, including those that are not listed.
     pub differences: u64,
-    /// The number of routers without differences that could not be verified ([`VerifyResult::is_unverified`]).
+    /// The number of routers without differences that could not be verified.
     #[serde(default)]
     pub unverified: u64,
 }
 
 /// The result of comparing a router's tables with Linux.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VerifyResult {
     /// The tables agree with Linux.
     Verified,
+    /// They differ.
     Differs,
     /// Its tables are not in use, so nothing was compared.
     NotUsed,
@@ -406,7 +453,7 @@ pub enum VerifyResult {
     Changing,
     /// Not verified: it is over its limits.
     OverLimits,
-    /// Not verified: Linux could not be asked, or not in time. Also if a daemon of an older version names no result.
+    /// Not verified: Linux could not be asked, or not in time.
     #[default]
     Unread,
 }
@@ -430,9 +477,11 @@ impl VerifyResult {
 }
 
 /// The comparison of one router.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifyRouter {
+    /// Its name.
     pub router: String,
+    /// The result.
     #[serde(default)]
     pub result: VerifyResult,
     /// Why it was not verified, as a sentence.
@@ -446,7 +495,7 @@ pub struct VerifyRouter {
     /// Addresses that the kernel was asked about; none of an IP version whose tables are not in use.
     #[serde(default)]
     pub asked: u64,
-    /// Addresses among them that Linux forwards and the table leaves to the kernel, by reason.
+    /// Of these addresses, those that Linux forwards and the table leaves to the kernel, by reason.
     #[serde(default)]
     pub left: BTreeMap<String, u64>,
     /// Addresses about which Linux and the table disagreed at first, and later answers did not settle it.
@@ -455,7 +504,7 @@ pub struct VerifyRouter {
     /// The number of differences.
     #[serde(default)]
     pub found: u64,
-    /// At most [`VerifyRouter::LISTED`].
+    /// The differences, at most 100.
     pub differences: Vec<Difference>,
 }
 
@@ -465,32 +514,35 @@ impl VerifyRouter {
 }
 
 /// A prefix for which the kernel and the fast table differ.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Difference {
+    /// The prefix.
     pub prefix: String,
+    /// What Linux does with its packets.
     pub kernel: String,
+    /// What the fast table does.
     pub fast: String,
 }
 
-/// `millrace explain`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The way of a packet, and the reasons.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ExplainReport {
     /// The port on which it arrives.
     pub port: String,
     /// Assumptions and other notes, as sentences.
     pub notes: Vec<String>,
-    /// What flow rules do with it; `None`: they do not decide about it.
+    /// What flow rules do with it; null: they do not decide about it.
     #[serde(default)]
     pub rules: Option<RulesReport>,
     /// The steps of the routing program, in order. With flow rules, it routes the packet that they send to NORMAL.
     pub steps: Vec<StepReport>,
-    /// The path of the user plane that gets the packet, or drops it by its `otherwise`; `None`: no path has it.
+    /// The path of the user plane that gets the packet, or drops it by its `otherwise`; null: no path has it.
     #[serde(default)]
     pub path: Option<String>,
     /// `forward`, `pass`, `drop`, `path` (the worker of the path gets it), or `controller` (only controllers get it). If flow
     /// rules have several outputs, the one to NORMAL counts, or else the first to a port.
     pub verdict: String,
-    /// `None`: forwarded.
+    /// Why it is not forwarded; null: it is.
     pub reason: Option<ReasonCount>,
     /// The egress port, if it is forwarded.
     pub egress: Option<String>,
@@ -504,18 +556,19 @@ pub struct ExplainReport {
 }
 
 /// One step of the program.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StepReport {
+    /// The step, as a sentence.
     pub text: String,
     /// A step within the tables.
     pub detail: bool,
 }
 
 /// The packet to explain, as `packet` or as `frame`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// The packet as text ([`crate::base::packet`]).
+    /// The packet as text, as for `millrace explain`.
     #[serde(default)]
     pub packet: Option<String>,
     /// The frame in hexadecimal; needs `port`.
@@ -532,11 +585,11 @@ pub struct ExplainRequest {
 /// What `check` found: whether a daemon would start, and what it would accelerate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CheckReport {
-    /// The configuration file; `None`: there is none.
+    /// The configuration file; null: there is none.
     pub file: Option<String>,
     /// The release of the running kernel.
     pub kernel: String,
-    /// Why a daemon would not start, as a sentence; `None`: it would.
+    /// Why a daemon would not start, as a sentence; null: it would.
     pub why_not: Option<String>,
     /// Configured ports whose devices do not exist.
     pub missing_ports: Vec<String>,
@@ -550,15 +603,16 @@ pub struct CheckReport {
     pub firewall: Vec<FirewallReport>,
 }
 
-/// What `reload` did.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The result of a reload.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadReport {
     /// The keys that have other values now, as in the file: `cores.high`.
     pub changed: Vec<String>,
 }
 
-/// What `stop` did, as sentences.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The result of a stop.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StopReport {
+    /// What was removed or put back, as sentences.
     pub done: Vec<String>,
 }

@@ -5,6 +5,7 @@ use logic::{
     paths::PathId,
     plan::{PortId, RouterId},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -12,42 +13,46 @@ use std::collections::BTreeMap;
 pub type Counts = BTreeMap<String, u64>;
 
 /// The report of all workers.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkersReport {
     /// The clock that counts cycles.
     pub clock: String,
     /// Cycles per second of that clock.
     pub hz: u64,
-    /// The cost of a switch between paths that workers assume (P8).
+    /// The cost of a switch between paths that workers assume.
     #[serde(default)]
     pub switch: Switch,
-    /// The resource that paths share by weight now (P7). A worker reports its own in [`WorkerStand::share`]: cycles, until it
+    /// The resource that paths share by weight now. A worker reports its own: cycles, until it
     /// knows how much of this resource its packets use.
     #[serde(default)]
     pub share: String,
-    /// True: `share` is the scarce resource ([`logic::paths::Saturation`]); false: it is configured.
+    /// True: `share` is the scarce resource now; false: it is configured.
     #[serde(default)]
     pub follows: bool,
-    /// One packet in so many is measured (P6).
+    /// One packet in so many is measured.
     #[serde(default)]
     pub sample_every: u16,
-    /// The longest run of a path (P8).
+    /// The longest run of a path.
     #[serde(default)]
     pub longest_run_us: u64,
     /// Each resource of this machine.
     #[serde(default)]
     pub resources: Vec<ResourceStand>,
+    /// Empty in the status: there, `run` of each path has it.
     pub paths: Vec<PathStand>,
+    /// The workers.
     pub workers: Vec<WorkerStand>,
+    /// The queues of ports that workers receive from.
     pub queues: Vec<QueueStand>,
     /// Outputs that were closed since the start; one for each port, for all workers together.
     pub closed_outputs: Vec<OutputStand>,
+    /// Packets for the kernel.
     pub up: UpReport,
     /// All frames of the memory for packets.
     pub frames: u32,
     /// Frames that are free now.
     pub free_frames: u32,
-    /// Frames that all rings and pools together may use ([`crate::user_plane::workers::frames_needed`]).
+    /// Frames that all rings and pools together may use.
     pub promised_frames: u32,
     /// Frames that are not used again, because a NIC had them when its queue was closed.
     pub retired_frames: u32,
@@ -55,10 +60,13 @@ pub struct WorkersReport {
 
 /// A path. Each of its packets is in exactly one of `out`, `up`, `dropped`, `worker_panicked` and `stopped_packets`,
 /// or still with its worker. Counts begin when the path was first planned.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PathStand {
+    /// Its number.
     pub id: PathId,
+    /// Its name.
     pub path: String,
+    /// The number of the router that owns it.
     pub router: RouterId,
     /// The core of its worker.
     pub worker: CoreId,
@@ -67,9 +75,9 @@ pub struct PathStand {
     pub stopped: Option<String>,
     /// Packets taken from its RX rings.
     pub packets: u64,
-    /// Packets given to the worker's output, by the name of the port; [`OutputStand`] counts what happened to them there.
+    /// Packets given to the worker's output, by the name of the port; `outputs` count what happened to them there.
     pub out: Counts,
-    /// Packets for the kernel, by reason; [`UpReport`] counts how many arrived.
+    /// Packets for the kernel, by reason; `up` of the workers counts how many arrived.
     pub up: Counts,
     /// Packets that its chain dropped, by reason.
     pub dropped: Counts,
@@ -88,17 +96,17 @@ pub struct PathStand {
     pub ring_closed: u64,
     /// Turns that had packets.
     pub runs: u64,
-    /// Cycles of these turns.
+    /// Cycles of `runs`.
     pub cycles: u64,
-    /// Sampled; absent: nothing was measured.
+    /// Cycles for a packet, sampled; null: nothing was measured.
     pub cycles_per_packet: Option<u64>,
-    /// Bytes received and bytes sent by a port, sampled.
+    /// Bytes that ports receive and send for a packet, sampled.
     #[serde(default)]
     pub io_bytes_per_packet: Option<u64>,
-    /// Bytes of memory bandwidth: counted, or estimated as [`WorkersReport::resources`] says.
+    /// Bytes of memory bandwidth for a packet: counted, or estimated as the workers' `resources` say.
     #[serde(default)]
     pub memory_bytes_per_packet: Option<u64>,
-    /// Its recent part of the resource that its worker shares ([`WorkerStand::share`]). For cycles this is the fraction of a core,
+    /// Its recent part of the resource that its worker shares. For cycles this is the fraction of a core,
     /// for another resource the fraction of what all paths of the worker used.
     pub share: f64,
     /// The elements of its present chain.
@@ -106,8 +114,9 @@ pub struct PathStand {
 }
 
 /// A worker.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerStand {
+    /// Its core.
     pub core: CoreId,
     /// Why it does not answer: it makes no progress, and keeps its packets. Its paths, queues and outputs are missing here; the
     /// daemon reports their last known values.
@@ -134,13 +143,16 @@ pub struct WorkerStand {
     pub sleeps: u64,
     /// Panics outside of chains.
     pub panics: u64,
+    /// Its outputs, one for each port that it sends to.
     pub outputs: Vec<OutputStand>,
 }
 
 /// A worker's output to a port. Every packet given to it is in exactly one of `sent_packets`, the `dropped` ones and `waiting`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct OutputStand {
+    /// The port's number.
     pub port: PortId,
+    /// The port's name.
     pub name: String,
     /// Packets put into its TX ring.
     pub sent_packets: u64,
@@ -199,10 +211,13 @@ impl OutputStand {
 }
 
 /// A queue of a port.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueStand {
+    /// The port's number.
     pub port: PortId,
+    /// The port's name.
     pub name: String,
+    /// The queue's number.
     pub queue: u32,
     /// The core of its worker.
     pub owner: CoreId,
@@ -221,7 +236,7 @@ pub struct QueueStand {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
     /// Times that no frame was free for the fill ring. This never happens unless frames were retired
-    /// ([`WorkersReport::retired_frames`]).
+    /// (`retired_frames`).
     pub starved: u64,
     /// Entries of its rings that named a frame which the kernel did not have: a fault of the driver.
     pub refused: u64,
@@ -230,8 +245,9 @@ pub struct QueueStand {
 }
 
 /// An element of a path.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ElementReport {
+    /// Its name.
     pub element: String,
     /// Packets that reached it.
     pub packets: u64,
@@ -244,8 +260,9 @@ pub struct ElementReport {
 }
 
 /// A resource of this machine.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ResourceStand {
+    /// Its name.
     pub resource: String,
     /// Its use is counted, so paths can share it fairly.
     pub counted: bool,
@@ -254,22 +271,22 @@ pub struct ResourceStand {
     /// How much of it there is; for cycles, in each core.
     #[serde(default)]
     pub capacity: Capacity,
-    /// The fraction of the capacity that all workers used recently. For cycles see [`WorkerStand::used`].
+    /// The fraction of the capacity that all workers used recently. For cycles see `used` of each worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<f64>,
 }
 
 /// The capacity of a resource.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Capacity {
-    /// `None`: not known, so the resource is never scarce.
+    /// How much there is in a second; null: not known, so the resource is never scarce.
     pub per_second: Option<u64>,
     /// Where the number comes from, or why it is not known.
     pub basis: String,
 }
 
 /// Packets for the kernel since the start. Packets that are in none of these wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UpCounts {
     /// Given to the kernel.
     pub packets: u64,
@@ -285,15 +302,18 @@ pub struct UpCounts {
 
 /// Packets for the kernel: all, and those of each payer that had some. The payer is the router, or the port for packets of no
 /// interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UpReport {
+    /// All of them.
     pub all: UpCounts,
+    /// By the number of the router.
     pub routers: BTreeMap<RouterId, UpCounts>,
+    /// By the number of the port.
     pub ports: BTreeMap<PortId, UpCounts>,
 }
 
-/// The cost of a switch between paths that workers assume (P8).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// The cost of a switch between paths that workers assume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Switch {
     /// 0: it is not known, and is part of the cost of packets.
     pub cycles: u32,

@@ -5,13 +5,13 @@
 
 use anyhow::{Context, Result, bail};
 use rustix::{
-    fs::{FlockOperation, Mode, fchmod, flock},
+    fs::{AtFlags, CWD, FlockOperation, Gid, Mode, chmod, chownat, fchmod, flock},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
 };
 use std::{
     collections::BTreeSet,
     fs::{self, File, OpenOptions},
-    io::{self, Read, Seek, Write},
+    io::{Read, Seek, Write},
     os::unix::{
         fs::{MetadataExt, OpenOptionsExt},
         net::UnixListener,
@@ -25,7 +25,7 @@ use crate::base::{BadValue, foreign::Quoted, guard::is_ours_or_roots_alone};
 /// The label of the instance without a name.
 const LABEL: &str = "millrace";
 /// The files of an instance have its label and one of these extensions.
-const EXTENSIONS: [&str; 6] = ["sock", "lock", "state", "cores", "spreading", "steering"];
+const EXTENSIONS: [&str; 7] = ["sock", "readonly.sock", "lock", "state", "cores", "spreading", "steering"];
 /// Clients that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
@@ -83,7 +83,7 @@ impl Instance {
             files.filter_map(|file| file.file_name().into_string().ok())
         };
         let of_file = |name: String| {
-            let (label, extension) = name.rsplit_once('.')?;
+            let (label, extension) = name.split_once('.')?;
             EXTENSIONS.contains(&extension).then(|| label.to_owned())
         };
         let labels: BTreeSet<_> = names(directory).filter_map(of_file).chain(names(pins)).collect();
@@ -112,6 +112,12 @@ impl Instance {
     /// The Unix socket of the API.
     pub fn socket(&self) -> PathBuf {
         self.directory.join(format!("{}.sock", self.label()))
+    }
+
+    /// The Unix socket of the API for clients that only read. The names of instances have no dot, so it is no socket of
+    /// another instance.
+    pub fn read_only_socket(&self) -> PathBuf {
+        self.directory.join(format!("{}.readonly.sock", self.label()))
     }
 
     fn lock_file(&self) -> PathBuf {
@@ -194,34 +200,62 @@ impl Lock {
         }
     }
 
-    /// Creates the socket, mode 0600, in place of one that a dead daemon left.
+    /// Creates the control socket, mode 0600, in place of one that a dead daemon left.
     pub fn listen(&self) -> Result<UnixListener> {
-        let path = self.instance.socket();
+        self.listen_at(&self.instance.socket(), None)
+    }
+
+    /// Creates the read-only socket, mode 0660, for a group. Without one, removes a socket that a dead daemon left.
+    ///
+    /// # Errors
+    /// The socket cannot be created, or this process may not give it to the group.
+    pub fn listen_for(&self, readers: Option<Gid>) -> Result<Option<UnixListener>> {
+        let path = self.instance.read_only_socket();
+        let Some(group) = readers else {
+            let _ = fs::remove_file(path);
+            return Ok(None);
+        };
+        self.listen_at(&path, Some(group)).map(Some)
+    }
+
+    fn listen_at(&self, path: &Path, group: Option<Gid>) -> Result<UnixListener> {
         // Bound under another name first: clients find the old one or the new one.
         let own = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&own);
         let listener =
-            listening(&own).with_context(|| format!("cannot create the socket {}", path.display()))?;
-        fs::rename(&own, &path).with_context(|| format!("cannot put the socket at {}", path.display()))?;
+            listening(&own, group).with_context(|| format!("cannot create the socket {}", path.display()))?;
+        fs::rename(&own, path).with_context(|| format!("cannot put the socket at {}", path.display()))?;
         Ok(listener)
     }
 
-    /// Removes the socket, the state file and the lock file, and gives up the lock. Returns the removed files, without the
+    /// Removes the sockets, the state file and the lock file, and gives up the lock. Returns the removed files, without the
     /// lock file.
     pub fn clean(self) -> Vec<PathBuf> {
         let gone = |path: &PathBuf| fs::remove_file(path).is_ok();
-        let removed = [self.instance.socket(), self.instance.state_file()].into_iter().filter(gone).collect();
+        let files = [self.instance.socket(), self.instance.read_only_socket(), self.instance.state_file()];
+        let removed = files.into_iter().filter(gone).collect();
         let _ = fs::remove_file(self.instance.lock_file());
         removed
     }
 }
 
-/// A socket that only its owner can reach. The file takes its mode from the socket (`unix_bind_bsd()`, net/unix/af_unix.c), so
-/// there is no moment with a wider one.
-fn listening(path: &Path) -> io::Result<UnixListener> {
+/// A socket that only its owner and a group can reach. The file takes its mode from the socket (`unix_bind_bsd()`,
+/// net/unix/af_unix.c), so there is no moment with a wider one.
+fn listening(path: &Path, group: Option<Gid>) -> Result<UnixListener> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    let of_owner = Mode::RUSR | Mode::WUSR;
+    fchmod(&socket, of_owner)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
+    if group.is_some() {
+        let given = chownat(CWD, path, None, group, AtFlags::SYMLINK_NOFOLLOW)
+            .context("giving it to the group of `readers`: the daemon must be in this group")
+            // The mode of a new file would depend on the umask.
+            .and_then(|()| Ok(chmod(path, of_owner | Mode::RGRP | Mode::WGRP)?));
+        if given.is_err() {
+            let _ = fs::remove_file(path);
+        }
+        given?;
+    }
     listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
@@ -261,6 +295,7 @@ mod tests {
             let instance = Instance::under(run.path(), Some(name.parse().unwrap()));
             let files = [
                 instance.socket(),
+                instance.read_only_socket(),
                 instance.lock_file(),
                 instance.state_file(),
                 instance.cores_file(),
@@ -329,12 +364,28 @@ mod tests {
     }
 
     #[test]
+    fn a_group_may_open_the_read_only_socket_and_a_stale_one_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let lock = Lock::take(&instance(directory.path())).unwrap();
+        let path = instance(directory.path()).read_only_socket();
+        let group = rustix::process::getegid();
+        let listener = lock.listen_for(Some(group)).unwrap();
+        let data = fs::metadata(&path).unwrap();
+        assert_eq!((data.mode() & 0o777, data.gid()), (0o660, group.as_raw()));
+        UnixStream::connect(&path).expect("it answers");
+        drop(listener);
+        assert!(lock.listen_for(None).unwrap().is_none() && !path.exists());
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "only the lock is left");
+    }
+
+    #[test]
     fn cleaning_leaves_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let lock = Lock::take(&instance(directory.path())).unwrap();
         let _listener = lock.listen().unwrap();
+        let _read_only = lock.listen_for(Some(rustix::process::getegid())).unwrap();
         fs::write(instance(directory.path()).state_file(), "{}").unwrap();
-        assert_eq!(lock.clean().len(), 2);
+        assert_eq!(lock.clean().len(), 3);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 

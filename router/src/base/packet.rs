@@ -9,6 +9,7 @@
 
 use etherparse::{IpHeaders, IpNumber, Ipv4Header, Ipv6FlowLabel, Ipv6Header, PacketBuilder};
 use logic::net::{Mac, Tag, Vlan};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -227,15 +228,19 @@ pub(crate) fn mac(text: &str) -> Option<Mac> {
 }
 
 /// The header fields that a router reads or changes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Headers {
+    /// Destination MAC address.
     pub destination_mac: String,
+    /// Source MAC address.
     pub source_mac: String,
-    /// `100` or `100.7`; `None`: untagged.
+    /// `100` or `100.7`; null: untagged.
     pub vlan: Option<String>,
     /// EtherType after the tags.
     pub ether_type: u16,
+    /// Source IP address; null: not an IP packet.
     pub source: Option<IpAddr>,
+    /// Destination IP address; null: not an IP packet.
     pub destination: Option<IpAddr>,
     /// TTL or hop limit.
     pub ttl: Option<u8>,

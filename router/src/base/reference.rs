@@ -4,11 +4,40 @@ use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IntoDeserializer, MapAccess, SeqAccess, Visitor, value::Error},
 };
-use std::{cell::RefCell, collections::BTreeMap, path::PathBuf};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// A file below the root of the repository.
 pub fn file(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(name)
+}
+
+/// The page with another part between `<!-- begin NAME -->` and `<!-- end -->`.
+pub fn with_part(page: &str, name: &str, part: &str) -> String {
+    let begin = format!("<!-- begin {name} -->\n");
+    let at = page.find(&begin).unwrap_or_else(|| panic!("the page has no line {begin}")) + begin.len();
+    let end = page[at..].find("<!-- end -->").expect("an end of each part");
+    format!("{}{part}{}", &page[..at], &page[at + end..])
+}
+
+/// Asserts that a file which is made of the code is current. With `MILLRACE_WRITE`, writes it.
+pub fn assert_current(path: &Path, made: &str) {
+    if std::env::var_os("MILLRACE_WRITE").is_some() {
+        std::fs::write(path, made).unwrap();
+        return;
+    }
+    let there = std::fs::read_to_string(path).unwrap_or_default();
+    let mut lines = made.lines().zip(there.lines());
+    let differs = lines.find(|(made, there)| made != there);
+    assert!(
+        made == there,
+        "{} differs from the code; first difference: {differs:#?}\n\
+         `MILLRACE_WRITE=1 cargo test -p millrace --lib -- reference page` writes it again",
+        path.display()
+    );
 }
 
 /// A table of a page.

@@ -18,7 +18,8 @@ pub struct Metrics {
 
 impl Metrics {
     pub fn run(self, instance: &Instance) -> Result<()> {
-        let text = client::text(&instance.socket(), "/metrics", PATIENCE).map_err(|e| said(instance, e))?;
+        let text = client::reading(instance, |socket| client::text(socket, "/metrics", PATIENCE));
+        let text = text.map_err(|e| said(instance, e))?;
         match self.out {
             None => print(&text),
             Some(file) => guard::replace_for_all(&file, classic(&text).as_bytes())

@@ -65,6 +65,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{
     io::{self, Write},
     net::IpAddr,
+    path::Path,
     process::ExitCode,
     time::Duration,
 };
@@ -546,7 +547,8 @@ fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
 }
 
 fn get_patiently<T: DeserializeOwned>(instance: &Instance, path: &str, patience: Duration) -> Result<T> {
-    client::call(&instance.socket(), "GET", path, None, patience).map_err(|e| said(instance, e))
+    let get = |socket: &Path| client::call(socket, "GET", path, None, patience);
+    client::reading(instance, get).map_err(|e| said(instance, e))
 }
 
 /// The error as text that says what to do.

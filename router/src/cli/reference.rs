@@ -2,7 +2,10 @@
 //! `<!-- end -->` are made of the commands' own help.
 
 use super::{Cli, run};
-use crate::config::Config;
+use crate::{
+    base::reference::{assert_current, with_part},
+    config::Config,
+};
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use std::{fmt::Write, path::Path};
 
@@ -139,13 +142,7 @@ fn made(page: &str) -> String {
     parts.extend(
         subcommands(&root).map(|sub| (sub.get_name(), part(sub))).filter(|(_, text)| !text.is_empty()),
     );
-    let mut text = page.to_string();
-    for (name, part) in &parts {
-        let begin = format!("<!-- begin {name} -->\n");
-        let at = text.find(&begin).unwrap_or_else(|| panic!("{PAGE} has no line {begin}")) + begin.len();
-        let end = text[at..].find("<!-- end -->").expect("an end of each part");
-        text.replace_range(at..at + end, part);
-    }
+    let text = parts.iter().fold(page.to_string(), |text, (name, part)| with_part(&text, name, part));
     assert_eq!(text.matches("<!-- begin ").count(), parts.len(), "{PAGE} has a part of no command");
     text
 }
@@ -153,18 +150,7 @@ fn made(page: &str) -> String {
 #[test]
 fn the_page_is_made_of_the_commands() {
     let page = std::fs::read_to_string(PAGE).unwrap();
-    let made = made(&page);
-    if std::env::var_os("MILLRACE_WRITE").is_some() {
-        std::fs::write(PAGE, &made).unwrap();
-        return;
-    }
-    let mut lines = made.lines().zip(page.lines());
-    let differs = lines.find(|(made, page)| made != page);
-    assert!(
-        made == page,
-        "docs/reference/cli.md differs from the commands; first difference: {differs:#?}\n\
-         `MILLRACE_WRITE=1 cargo test -p millrace --lib cli::reference` writes it again"
-    );
+    assert_current(Path::new(PAGE), &made(&page));
 }
 
 #[test]

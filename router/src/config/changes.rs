@@ -1,8 +1,8 @@
 //! The keys that differ between two configurations.
 
 use super::{
-    Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits, MetricsSettings,
-    OpenFlowSettings, Policing, SharesSettings, WorkersSettings,
+    ApiSettings, Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits,
+    MetricsSettings, OpenFlowSettings, Policing, SharesSettings, WorkersSettings,
 };
 
 /// Keys with other values, named as in the file (`cores.high`).
@@ -49,6 +49,7 @@ impl Config {
             heartbeat,
             generic,
             ecmp,
+            api,
             policing,
             firewall,
             limits,
@@ -75,6 +76,8 @@ impl Config {
         changes.add("heartbeat", lasts, *heartbeat == new.heartbeat);
         changes.add("generic", false, *generic == new.generic);
         changes.add("ecmp", false, *ecmp == new.ecmp);
+        // A running daemon may not give a socket to a group.
+        compare!(changes, ApiSettings, "api", api, new.api, readers: false);
         // Workers have their own limits, which they get when they start.
         compare!(changes, Policing, "policing", policing, new.policing,
             exception_pps: !has_workers,

@@ -1,15 +1,23 @@
 //! The command line's end of the API: one request and one answer, in bounded time.
 
-use crate::{api::ErrorBody, base::foreign::parsed};
+use crate::{
+    api::{ErrorBody, NO_SUCH_REQUEST},
+    base::{foreign::parsed, instance::Instance},
+};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
-    Request, Response,
+    Request, Response, StatusCode,
     body::{Bytes, Incoming},
     client::conn::http1,
 };
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use std::{cell::Cell, io, path::Path, time::Duration};
+use std::{
+    cell::Cell,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 use tokio::{net::UnixStream, runtime, time::timeout};
 
 /// The longest answer that is accepted, bytes. 4,096 interfaces and 256 routers take a few MiB.
@@ -17,6 +25,9 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// The longest line that is accepted in an answer of lines, bytes.
 const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// All requests are below this path, except `/metrics`.
+const ROOT: &str = "/v1";
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -28,8 +39,16 @@ pub enum CallError {
     #[error("{text}")]
     Refused { status: u16, text: String },
     /// The socket belongs to another user.
-    #[error("not allowed to talk to the daemon (its socket is for root)")]
+    #[error("not allowed to talk to the daemon: its socket is for root; run this as root")]
     Forbidden,
+    /// The read-only socket belongs to a group without this user.
+    #[error("not allowed to read from the daemon: {} is for root and its group; run this as root, or join the group", socket.display())]
+    NoReader { socket: PathBuf },
+    /// The daemon has no such request.
+    #[error(
+        "the running daemon does not know this request, because it is of another version; restart the daemon"
+    )]
+    OtherVersion,
     /// A process listens, but does not answer.
     #[error("process {pid} does not answer (waited {} s); forwarding goes on without it, as long as the heartbeat allows", waited.as_secs())]
     Silent { pid: i32, waited: Duration },
@@ -38,8 +57,20 @@ pub enum CallError {
     Broken(String),
 }
 
-/// Sends a request to the daemon at `socket` and returns its answer. All strings in it are safe to show on a
-/// terminal.
+/// Asks by the control socket, or by the read-only socket if this user may not open the control socket.
+pub fn reading<T>(instance: &Instance, ask: impl Fn(&Path) -> Result<T, CallError>) -> Result<T, CallError> {
+    let read_only = instance.read_only_socket();
+    match ask(&instance.socket()) {
+        Err(CallError::Forbidden) if read_only.exists() => ask(&read_only).map_err(|error| match error {
+            CallError::Forbidden => CallError::NoReader { socket: read_only.clone() },
+            other => other,
+        }),
+        answer => answer,
+    }
+}
+
+/// Sends a request to the daemon at `socket` and returns its answer. `path` is below `/v1`. All strings in the answer are
+/// safe to show on a terminal.
 pub fn call<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
@@ -47,11 +78,11 @@ pub fn call<T: DeserializeOwned>(
     body: Option<serde_json::Value>,
     patience: Duration,
 ) -> Result<T, CallError> {
-    let bytes = exchanged(socket, method, path, body, patience)?;
+    let bytes = exchanged(socket, method, &format!("{ROOT}{path}"), body, patience)?;
     parsed(&bytes).map_err(|e| CallError::Broken(e.to_string()))
 }
 
-/// Requests a text from the daemon at `socket`.
+/// Requests a text from the daemon at `socket`. `path` is the whole path.
 pub fn text(socket: &Path, path: &str, patience: Duration) -> Result<String, CallError> {
     let bytes = exchanged(socket, "GET", path, None, patience)?;
     String::from_utf8(bytes.into()).map_err(|e| CallError::Broken(e.to_string()))
@@ -85,10 +116,10 @@ pub fn lines<T: DeserializeOwned>(
 ) -> anyhow::Result<()> {
     let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
     let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
-    let peer = Cell::new(0);
+    let (peer, path) = (Cell::new(0), format!("{ROOT}{path}"));
     let silent = |_| CallError::Silent { pid: peer.get(), waited: patience };
     runtime.block_on(async {
-        let asked = timeout(patience, send(socket, "GET", path, None, &peer)).await;
+        let asked = timeout(patience, send(socket, "GET", &path, None, &peer)).await;
         let mut body = answered(asked.map_err(silent)??).await?;
         let mut rest = Vec::new();
         while let Some(frame) = timeout(patience, body.frame()).await.map_err(silent)? {
@@ -199,6 +230,9 @@ async fn answered(answer: Response<Incoming>) -> Result<Incoming, CallError> {
         .map_err(|e| CallError::Broken(e.to_string()))?
         .to_bytes();
     let text = parsed(&bytes).map_or_else(|_| format!("HTTP status {status}"), |e: ErrorBody| e.error);
+    if status == StatusCode::NOT_FOUND && text == NO_SUCH_REQUEST {
+        return Err(CallError::OtherVersion);
+    }
     Err(CallError::Refused { status: status.as_u16(), text })
 }
 

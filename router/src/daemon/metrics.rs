@@ -32,7 +32,7 @@ use page::Page;
 use serde::{Deserialize, Serialize};
 
 pub use families::INTERFACES as MOST_INTERFACES;
-pub use source::Source;
+pub use source::{OPEN_METRICS, Source};
 
 /// What the control thread adds to a page. It is of one moment.
 #[derive(Debug, Default, Serialize, Deserialize)]

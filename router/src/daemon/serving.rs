@@ -3,8 +3,11 @@
 //! A connection carries one request. It waits before the [`Door`] until the head of the request has arrived. It is
 //! inside until the client has taken the answer. The operator, root or the user who runs the daemon, has places that no
 //! other user can take.
+//!
+//! The read-only socket has a door of its own, so its clients keep nobody from the control socket. Its requests are
+//! answered one after another, with pauses, so they take at most half of the time of the threads that answer.
 
-use super::api::MAX_FLOWS_BYTES;
+use super::api::{MAX_BODY_BYTES, MAX_FLOWS_BYTES};
 use crate::{
     api::ApiError,
     base::{
@@ -34,41 +37,49 @@ use std::{
     hash::Hash,
     io,
     net::IpAddr,
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::oneshot,
     time::{sleep, timeout},
 };
 
-/// The time for the head of a request, and again for its body.
-pub const PATIENCE: Duration = Duration::from_secs(5);
-
-/// What clients may take.
+/// What a listener allows its clients.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct Limits {
     pub room: Room,
+    /// The longest head and the longest body of a request, bytes.
+    pub head: usize,
+    pub body: usize,
     /// The time for the head of a request, and again for its body.
     pub patience: Duration,
-    /// The time of a connection; `None`: an answer may take long, and its client is trusted to read it.
-    pub whole: Option<Duration>,
-    pub head_bytes: usize,
-    pub body_bytes: usize,
+    /// The longest time that a connection lasts, except the operator's.
+    pub longest: Duration,
+    /// Requests are answered one after another, and after each there is a pause of the same length.
+    pub in_turn: bool,
 }
 
-impl Bounds {
-    /// Those of the API. Places inside for users other than the operator are half the queue of the control thread
-    /// ([`super::api::QUEUE`]).
-    pub const API: Bounds = Bounds {
-        room: Room { waiting: 128, waiting_of_a_source: 64, inside: 8, inside_of_a_source: 32 },
-        patience: PATIENCE,
-        whole: None,
-        head_bytes: 400 << 10,
-        body_bytes: MAX_FLOWS_BYTES,
-    };
-}
+/// The limits of the control socket. Places inside for users other than the operator are half the queue of the control
+/// thread ([`super::api::QUEUE`]).
+pub const CONTROL: Limits = Limits {
+    room: Room { waiting: 128, waiting_of_a_source: 64, inside: 8, inside_of_a_source: 32 },
+    head: 400 << 10,
+    body: MAX_FLOWS_BYTES,
+    patience: Duration::from_secs(5),
+    longest: Duration::from_secs(90),
+    in_turn: false,
+};
+
+/// The limits of the read-only socket.
+pub const READ_ONLY: Limits = Limits {
+    room: Room { inside_of_a_source: 4, ..CONTROL.room },
+    body: MAX_BODY_BYTES,
+    in_turn: true,
+    ..CONTROL
+};
 
 /// Where clients come from.
 pub trait Peers {
@@ -103,20 +114,25 @@ impl Peers for TcpPeers {
 }
 
 /// Serves connections forever.
-pub async fn serve<P: Peers>(peers: P, routes: Router, bounds: Bounds) {
-    let (door, mut seldom) = (Door::new(bounds.room), Seldom::default());
+pub async fn serve<P: Peers>(peers: P, routes: Router, limits: Limits) {
+    let (door, mut seldom) = (Door::new(limits.room), Seldom::default());
+    let turns = limits.in_turn.then(Turns::default);
     loop {
         match peers.accept().await {
             Ok((stream, source, is_operator)) => {
                 let (pass, gone) = door.knock(source);
                 let pass = Mutex::new(pass);
-                let routes = routes.clone();
+                let (routes, turns) = (routes.clone(), turns.clone());
                 let service = service_fn(move |request| {
                     let has_room = locked(&pass).enter(is_operator);
-                    answer(routes.clone(), request, has_room, bounds)
+                    answer(routes.clone(), turns.clone(), request, has_room, limits)
                 });
                 tokio::spawn(async move {
-                    tokio::select! { () = converse(stream, service, bounds) => {}, _ = gone => {} }
+                    tokio::select! {
+                        () = converse(stream, service, limits) => {},
+                        _ = gone => {},
+                        () = sleep(limits.longest), if !is_operator => {},
+                    }
                 });
             }
             Err(error) => {
@@ -130,37 +146,56 @@ pub async fn serve<P: Peers>(peers: P, routes: Router, bounds: Bounds) {
     }
 }
 
-async fn converse<T, S>(stream: T, service: S, bounds: Bounds)
+async fn converse<T, S>(stream: T, service: S, limits: Limits)
 where
     T: AsyncRead + AsyncWrite + Unpin,
     S: Service<Request<Incoming>, Response = Response, Error = Infallible>,
 {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(bounds.patience).keep_alive(false);
-    http.max_buf_size(bounds.head_bytes);
-    let connection = http.serve_connection(TokioIo::new(stream), service);
-    // Both fail if the client leaves before its answer, or is too slow, which does no harm.
-    match bounds.whole {
-        Some(time) => _ = timeout(time, connection).await,
-        None => _ = connection.await,
+    http.timer(TokioTimer::new()).header_read_timeout(limits.patience).keep_alive(false);
+    http.max_buf_size(limits.head);
+    // This fails if the client leaves before its answer, which does no harm.
+    let _ = http.serve_connection(TokioIo::new(stream), service).await;
+}
+
+/// Answers one request at a time.
+#[derive(Clone, Default)]
+struct Turns(Arc<tokio::sync::Mutex<()>>);
+
+impl Turns {
+    /// Calls the handler when it is its turn. A client that leaves before its turn loses it. Once the handler has begun,
+    /// it ends, and the pause comes, also without the client.
+    async fn call(self, routes: Router, request: Request<Body>) -> Result<Response, Infallible> {
+        let turn = self.0.lock_owned().await;
+        let (to, answer) = oneshot::channel();
+        tokio::spawn(async move {
+            let began = Instant::now();
+            // This fails if the client has left.
+            let _ = to.send(TowerToHyperService::new(routes).call(request).await);
+            sleep(began.elapsed()).await;
+            drop(turn);
+        });
+        answer.await.unwrap_or_else(|_| Ok(ApiError::failed("the request failed").into_response()))
     }
 }
 
 async fn answer(
     routes: Router,
+    turns: Option<Turns>,
     request: Request<Incoming>,
     has_room: bool,
-    Bounds { patience, body_bytes, .. }: Bounds,
+    limits: Limits,
 ) -> Result<Response, Infallible> {
+    let patience = limits.patience;
     if !has_room {
         return Ok(ApiError::full().into_response());
     }
     let (head, body) = request.into_parts();
-    if body.size_hint().lower() > body_bytes as u64 {
-        let text = format!("the body is longer than {body_bytes} bytes");
+    if body.size_hint().lower() > limits.body as u64 {
+        let text = format!("the body is longer than {} bytes", limits.body);
         return Ok(ApiError { status: 413, text }.into_response());
     }
-    let whole = match timeout(patience, Limited::new(body, body_bytes).collect()).await {
+    let whole = match timeout(patience, Limited::new(body, limits.body).collect()).await {
         Ok(Ok(whole)) => whole.to_bytes(),
         Ok(Err(error)) => {
             let status = if error.is::<http_body_util::LengthLimitError>() { 413 } else { 400 };
@@ -171,7 +206,11 @@ async fn answer(
             return Ok(ApiError { status: 408, text }.into_response());
         }
     };
-    TowerToHyperService::new(routes).call(Request::from_parts(head, Body::from(whole))).await
+    let request = Request::from_parts(head, Body::from(whole));
+    match turns {
+        Some(turns) => turns.call(routes, request).await,
+        None => TowerToHyperService::new(routes).call(request).await,
+    }
 }
 
 #[cfg(test)]
@@ -187,17 +226,19 @@ mod tests {
     };
     use tokio::runtime;
 
-    fn start(patience: Duration) -> (tempfile::TempDir, PathBuf) {
+    fn start(limits: Limits) -> (tempfile::TempDir, PathBuf) {
+        let routes = Router::new().route("/v1/status", get(|| async { Json("fine") }).post(|| async { "" }));
+        start_with(routes, limits)
+    }
+
+    fn start_with(routes: Router, limits: Limits) -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let listener = StdListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         thread::spawn(move || {
             runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-                let routes =
-                    Router::new().route("/status", get(|| async { Json("fine") }).post(|| async { "" }));
-                let bounds = Bounds { patience, ..Bounds::API };
-                serve(UnixListener::from_std(listener).unwrap(), routes, bounds).await;
+                serve(UnixListener::from_std(listener).unwrap(), routes, limits).await;
             });
         });
         (directory, path)
@@ -212,12 +253,12 @@ mod tests {
 
     #[test]
     fn a_flood_of_half_open_requests_keeps_no_operator_out() {
-        let (_directory, socket) = start(Duration::from_secs(600));
-        let half = "GET /status HTTP/1.1\r\nHost: x\r\n";
+        let (_directory, socket) = start(Limits { patience: Duration::from_secs(600), ..CONTROL });
+        let half = "GET /v1/status HTTP/1.1\r\nHost: x\r\n";
         let mut flood: Vec<_> = (0..600).map(|_| connect(&socket, half)).collect();
         let fine: String = client::call(&socket, "GET", "/status", None, Duration::from_secs(60)).unwrap();
         assert_eq!(fine, "fine");
-        let kept = flood.split_off(600 - Bounds::API.room.waiting_of_a_source + 1);
+        let kept = flood.split_off(600 - CONTROL.room.waiting_of_a_source + 1);
         for mut stream in flood {
             assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was closed");
         }
@@ -231,14 +272,46 @@ mod tests {
 
     #[test]
     fn a_head_and_a_body_have_a_deadline() {
-        let (_directory, socket) = start(Duration::from_millis(300));
-        let mut head = connect(&socket, "GET /status HTTP/1.1\r\n");
-        let mut body = connect(&socket, "POST /status HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx");
+        let (_directory, socket) = start(Limits { patience: Duration::from_millis(300), ..CONTROL });
+        let mut head = connect(&socket, "GET /v1/status HTTP/1.1\r\n");
+        let mut body = connect(&socket, "POST /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx");
         let mut answer = String::new();
         let _ = head.read_to_string(&mut answer);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
         answer.clear();
         let _ = body.read_to_string(&mut answer);
         assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("not complete"), "{answer}");
+    }
+
+    /// Each begins when the one before it has ended, and after a pause of the same length.
+    #[test]
+    fn requests_of_the_read_only_socket_take_at_most_half_of_the_time() {
+        const WORK: Duration = Duration::from_millis(100);
+        let begun = Arc::new(Mutex::new(Vec::new()));
+        let at_work = begun.clone();
+        let work = move || {
+            let at_work = at_work.clone();
+            async move {
+                locked(&at_work).push(Instant::now());
+                sleep(WORK).await;
+                Json("fine")
+            }
+        };
+        let routes = Router::new().route("/v1/status", get(work));
+        let (_directory, socket) = start_with(routes, READ_ONLY);
+        let request = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
+        let clients: Vec<_> =
+            (0..READ_ONLY.room.inside_of_a_source).map(|_| connect(&socket, request)).collect();
+        // One that has left makes the pause no shorter.
+        let mut clients = clients.into_iter();
+        drop(clients.next());
+        for mut client in clients {
+            let mut answer = String::new();
+            let _ = client.read_to_string(&mut answer);
+            assert!(answer.ends_with("\"fine\""), "{answer}");
+        }
+        let begun = locked(&begun);
+        assert!(begun.len() >= 3, "{}", begun.len());
+        assert!(begun.windows(2).all(|two| two[1] - two[0] >= 2 * WORK), "{begun:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Control, Ended,
-    api::{self, Files, Query, ReadConfig, Reloader, Requests, Sources},
+    api::{self, Files, Query, ReadConfig, Reloader, Requests, Sockets, Sources},
     kernel::{self, Bpf},
     metrics::{self, listen::Listening},
     seam::{Beside, Kernel, Observe},
@@ -71,6 +71,7 @@ pub fn run<O: Observe>(
 /// Checks what a configuration needs, at the start and when it changes: its list of ports, and capabilities.
 pub(super) fn check(config: &Config) -> Result<()> {
     check_ports(config)?;
+    config.api.group()?;
     let (places, paths) = (config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty());
     privileges::check_capabilities(places || paths && config.workers.nice.0 < 0, paths)
 }
@@ -88,6 +89,8 @@ fn run_alone<O: Observe>(
     let _held = kernel::ensure_bpffs()?;
     // Before Linux 6.11, reading the key needs CAP_SYSLOG, which `reduce` gives up.
     let multipath_keys = MultipathKeys::read(config.ecmp);
+    // Root may give a socket to any group, but not without CAP_CHOWN.
+    let read_only = lock.listen_for(config.api.group()?)?;
     privileges::reduce()?;
     let sas = RunningSas::load(&config.sas)?;
     let polled = PolledPorts::default();
@@ -133,7 +136,7 @@ fn run_alone<O: Observe>(
         metrics: metrics.clone(),
         captures: captures.clone(),
     };
-    api::serve(lock.listen()?, requests_to, of_api)?;
+    api::serve(Sockets { control: lock.listen()?, read_only }, requests_to, of_api)?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
         finish(&sas);

@@ -10,30 +10,35 @@ use logic::openflow::{
     agent::{ConnectionReport as Said, Version},
     message::Role,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
 
 /// The configured controllers, and their effect on flow rules.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllersReport {
+    /// The configured targets.
     pub controllers: Vec<ControllerReport>,
-    /// "standalone" or "secure"; `None`: no controller is dialled, so rules always apply.
+    /// `standalone` or `secure`; null: no controller is dialled, so rules always apply.
     pub fail: Option<String>,
+    /// Flow rules.
     pub rules: u64,
     /// Packets go by rules; otherwise they are routed.
     pub in_charge: bool,
     /// Why packets do not go by rules though there are some, as a sentence.
     pub why_not: Option<String>,
+    /// Packets for controllers that none got.
     pub lost: ControllerLost,
 }
 
 /// A configured target: one that the daemon dials, or an address that it listens on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerReport {
     /// As in the configuration, with the port.
     pub target: String,
     /// The address of a listener.
     pub listening: Option<SocketAddr>,
+    /// Its connections.
     pub connections: Vec<Connection>,
     /// The number of times that it was dialled.
     pub attempts: u64,
@@ -46,21 +51,26 @@ pub struct ControllerReport {
     pub last_end_age_s: Option<f64>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// An OpenFlow connection.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Connection {
+    /// The address of the other end.
     pub peer: String,
+    /// Seconds since it began.
     pub age_s: f64,
-    /// "1.0" or "1.3"; `None`: there was no HELLO yet.
+    /// `1.0` or `1.3`; null: there was no HELLO yet.
     pub version: Option<String>,
-    /// "equal", "master" or "slave".
+    /// `equal`, `master` or `slave`.
     pub role: String,
     /// Messages that came from the controller.
     pub messages: u64,
+    /// Packets that the controller got.
     pub packet_ins: u64,
     /// Packet-ins that were dropped because the controller does not read fast enough.
     pub packet_ins_dropped: u64,
     /// Rules, groups and notices that its version cannot express.
     pub unsaid: u64,
+    /// Bytes that wait until the controller reads.
     pub unsent_bytes: usize,
 }
 

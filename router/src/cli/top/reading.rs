@@ -9,6 +9,7 @@ use crate::{
     },
     base::{clock::monotonic, instance::Instance},
     cli::{flows, get},
+    daemon::client::CallError,
 };
 use anyhow::{Result, bail};
 use std::{
@@ -102,7 +103,12 @@ impl Reader {
             rules.push(flow);
             Ok(())
         });
-        if is_whole { listed.map(|()| Some(rules)) } else { Ok(None) }
+        match listed {
+            // Only root may list rules.
+            Err(error) if matches!(error.downcast_ref(), Some(CallError::Forbidden)) => Ok(None),
+            listed if is_whole => listed.map(|()| Some(rules)),
+            _ => Ok(None),
+        }
     }
 }
 

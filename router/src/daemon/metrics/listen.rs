@@ -1,14 +1,14 @@
 //! `[metrics] listen`: the page over TCP, for scrapers on other machines.
 //!
 //! A thread of its own, without any right, serves two pages and nothing else of the API. Everybody who reaches the address may read
-//! them. [`serving`] bounds the number of connections and the time of each.
+//! them. [`serving`] limits the number of connections and the time of each.
 
 use super::Source;
 use crate::{
     api::ApiError,
     base::{door::Room, privileges},
     config::{ListenAddress, MetricsSettings},
-    daemon::serving::{self, Bounds, TcpPeers},
+    daemon::serving::{self, Limits, TcpPeers},
 };
 use anyhow::{Context, Result};
 use axum::{Router, routing::get};
@@ -21,12 +21,12 @@ use std::{
 use tokio::{runtime, sync::oneshot};
 
 /// A scraper asks for a page each few seconds, so few connections are enough.
-const BOUNDS: Bounds = Bounds {
+const LIMITS: Limits = Limits {
     room: Room { waiting: 64, waiting_of_a_source: 16, inside: 32, inside_of_a_source: 8 },
-    patience: serving::PATIENCE,
-    whole: Some(Duration::from_secs(15)),
-    head_bytes: 16 << 10,
-    body_bytes: 1 << 10,
+    head: 16 << 10,
+    body: 1 << 10,
+    longest: Duration::from_secs(15),
+    ..serving::CONTROL
 };
 
 const POINTER: &str = "This is Millrace. Its metrics are at /metrics.\n";
@@ -47,11 +47,11 @@ impl Listening {
     }
 
     fn start_at(address: ListenAddress, source: Source) -> Result<Listening> {
-        Ok(Self::on(bind(address.0)?, routes(source), BOUNDS)?)
+        Ok(Self::on(bind(address.0)?, routes(source), LIMITS)?)
     }
 
     /// Serves these pages in a new thread.
-    fn on(listener: TcpListener, routes: Router, bounds: Bounds) -> io::Result<Listening> {
+    fn on(listener: TcpListener, routes: Router, limits: Limits) -> io::Result<Listening> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let (_ends, end) = oneshot::channel::<()>();
         thread::Builder::new().name("metrics".into()).spawn(move || {
@@ -59,7 +59,7 @@ impl Listening {
             runtime.block_on(async {
                 match tokio::net::TcpListener::from_std(listener) {
                     Ok(listener) => tokio::select! {
-                        () = serving::serve(TcpPeers(listener), routes, bounds) => {}
+                        () = serving::serve(TcpPeers(listener), routes, limits) => {}
                         _ = end => {}
                     },
                     Err(error) => tracing::error!("metrics.listen: {error}; forwarding goes on"),

@@ -21,7 +21,7 @@ use std::{
 use tokio::sync::Mutex;
 
 /// The content type of a page.
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How old a page may be.
 const AGE: Duration = Duration::from_millis(200);
 

@@ -3,7 +3,6 @@
 mod answers;
 mod changes;
 mod lifetime;
-mod page;
 mod paths;
 mod ports;
 mod reload;

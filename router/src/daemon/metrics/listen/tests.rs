@@ -42,10 +42,10 @@ fn source() -> (Source, Arc<AtomicU64>) {
     (Source::new(to, switch, None, RunningSas::default()), asked)
 }
 
-fn start(routes: Router, bounds: Bounds) -> (Listening, SocketAddr) {
+fn start(routes: Router, limits: Limits) -> (Listening, SocketAddr) {
     let listener = bind(LOOPBACK.parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    (Listening::on(listener, routes, bounds).unwrap(), address)
+    (Listening::on(listener, routes, limits).unwrap(), address)
 }
 
 /// Connects from another address of this machine, and sends some text.
@@ -77,7 +77,7 @@ fn status(answer: &str) -> u16 {
 
 #[test]
 fn only_the_page_and_a_pointer_to_it_are_served() {
-    let (_listening, address) = start(routes(source().0), BOUNDS);
+    let (_listening, address) = start(routes(source().0), LIMITS);
     let headers = "x: y\r\n".repeat(200);
     for (request, expected) in [
         ("GET /metrics HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example", 200),
@@ -119,7 +119,7 @@ fn only_the_page_and_a_pointer_to_it_are_served() {
 #[test]
 fn many_scrapes_ask_the_control_thread_five_times_a_second() {
     let (source, asked) = source();
-    let (_listening, address) = start(routes(source), BOUNDS);
+    let (_listening, address) = start(routes(source), LIMITS);
     let begun = Instant::now();
     for _ in 0..200 {
         let answer = rest(connect(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"));
@@ -132,14 +132,14 @@ fn many_scrapes_ask_the_control_thread_five_times_a_second() {
 
 #[test]
 fn a_scraper_that_never_reads_and_a_slow_one_lose_their_places() {
-    let bounds = Bounds {
+    let limits = Limits {
         room: Room { waiting: 4, waiting_of_a_source: 4, inside: 1, inside_of_a_source: 1 },
         patience: Duration::from_millis(300),
-        whole: Some(Duration::from_millis(900)),
-        ..BOUNDS
+        longest: Duration::from_millis(900),
+        ..LIMITS
     };
     let routes = Router::new().route("/", get(|| async { vec![b'x'; HUGE] }));
-    let (_listening, address) = start(routes, bounds);
+    let (_listening, address) = start(routes, limits);
     let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
     let deaf = connect(address, request);
     // Its answer has begun, so it is inside, and nobody else is let in.
@@ -168,7 +168,7 @@ fn a_scraper_that_never_reads_and_a_slow_one_lose_their_places() {
 #[test]
 fn a_flood_keeps_no_other_host_out() {
     let (_listening, address) =
-        start(routes(source().0), Bounds { patience: Duration::from_secs(600), ..BOUNDS });
+        start(routes(source().0), Limits { patience: Duration::from_secs(600), ..LIMITS });
     let flooder = Ipv4Addr::new(127, 0, 0, 9).into();
     let flood: Vec<_> = (0..300).map(|_| connect_from(flooder, address, b"GET /metrics HT")).collect();
     let answer = rest(connect(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"));
@@ -178,7 +178,7 @@ fn a_flood_keeps_no_other_host_out() {
         stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     };
     let open = flood.iter().filter(|stream| is_open(stream)).count();
-    assert_eq!(open, BOUNDS.room.waiting_of_a_source);
+    assert_eq!(open, LIMITS.room.waiting_of_a_source);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn an_address_is_closed_with_its_listener_and_an_error_names_the_key() {
     let (source, _) = source();
     let settings = |listen: SocketAddr| MetricsSettings { listen: Some(ListenAddress(listen)) };
     assert!(Listening::start(&MetricsSettings::default(), &source).unwrap().is_none());
-    let (listening, address) = start(routes(source.clone()), BOUNDS);
+    let (listening, address) = start(routes(source.clone()), LIMITS);
     let error = format!("{:#}", Listening::start(&settings(address), &source).unwrap_err());
     let expected = format!("metrics.listen: cannot listen on {address}: Address already in use");
     assert!(error.starts_with(&expected), "{error}");
