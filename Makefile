@@ -7,7 +7,7 @@ ROUNDS ?= 2000
 # Times as many cases of the other random tests as in `make test`.
 CASES ?= 20
 
-.PHONY: help setup build release deb image check test test-root soak test-vm test-deb test-image test-openflow lint docs fmt fuzz demo bench bench-goals results shell clean
+.PHONY: help setup build release deb image check test test-root soak test-vm test-deb test-image test-openflow lint docs fmt fuzz fuzz-api demo bench bench-goals results shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -117,6 +117,10 @@ fuzz: ## fuzz the parsers, the OpenFlow agent and flow rules, guided by coverage
 	    -print_final_stats=1 -artifact_prefix=target/fuzz/$$target- target/fuzz/corpus/$$target fuzz/seeds/$$target \
 	    || exit 1; \
 	done
+
+fuzz-api: setup ## fuzz the API of a daemon by its OpenAPI document: TIME=60 (seconds for each socket); root
+	cargo build --package millrace
+	$(SUDO) scripts/fuzz-api.sh $(TIME)
 
 demo: release ## Linux and Millrace side by side; takes less than a minute after the build
 	@scripts/setup.sh demo

@@ -85,7 +85,8 @@ pub fn apply<M: FlowMemory>(
 ) -> FlowsChanged {
     let names = names_of_agent(agent, ports);
     let names = Names::of(&names);
-    let lines = (request.first_line..).zip(request.flows.lines()).filter(|(_, line)| is_flow(line));
+    let number = |(i, line)| (request.first_line.saturating_add(i as u64), line);
+    let lines = request.flows.lines().enumerate().map(number).filter(|(_, line)| is_flow(line));
     let mut report = FlowsChanged::default();
     for (line, text) in lines {
         let done = read(text, request.command, names).and_then(|flow| {

@@ -225,3 +225,15 @@ fn paths_without_a_version_and_of_other_versions_are_no_requests() {
     let error = client::call::<Value>(&socket, "GET", "/status-of-tomorrow", None, Duration::from_secs(5));
     assert!(error.unwrap_err().to_string().contains("of another version; restart the daemon"));
 }
+
+#[test]
+fn no_line_number_ends_the_switch() {
+    let (_directory, socket, _requests) = start();
+    let body =
+        json!({ "command": "add", "flows": "nonsense", "wait": false, "first_line": u64::MAX }).to_string();
+    let request =
+        format!("POST /v1/flows HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let (status, answer) = raw(&socket, &request);
+    assert_eq!((status, &answer["failed"]["line"]), (200, &json!(u64::MAX)), "{answer}");
+    assert_eq!(raw(&socket, "GET /v1/flows HTTP/1.1\r\nHost: x\r\n\r\n").0, 200);
+}
