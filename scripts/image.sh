@@ -13,7 +13,7 @@ main() {
 	deb=$(ls target/deb/millrace_*_amd64.deb)
 	version=$(dpkg-deb --field "$deb" Version)
 	rm -rf "$DIRECTORY" && mkdir -p "$root"
-	mmdebstrap --quiet --variant=essential --mode=root --include=libelf1,zlib1g \
+	mmdebstrap --quiet --variant=essential --mode=root --include=libelf1,passwd,zlib1g \
 		--customize-hook="copy-in $deb /tmp" \
 		--customize-hook="chroot \"\$1\" sh -c 'dpkg --install /tmp/*.deb && rm /tmp/*.deb'" \
 		--customize-hook="rm -rf \"\$1\"/usr/share/man/* \"\$1\"/var/lib/apt/lists/*" \
