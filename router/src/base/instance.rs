@@ -248,7 +248,9 @@ fn listening(path: &Path, group: Option<Gid>) -> Result<UnixListener> {
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     if group.is_some() {
         let given = chownat(CWD, path, None, group, AtFlags::SYMLINK_NOFOLLOW)
-            .context("giving it to the group of `readers`: the daemon must be in this group")
+            .context(
+                "the daemon may not give it to the group of `readers`; add the group to SupplementaryGroups= of the unit",
+            )
             // The mode of a new file would depend on the umask.
             .and_then(|()| Ok(chmod(path, of_owner | Mode::RGRP | Mode::WGRP)?));
         if given.is_err() {
