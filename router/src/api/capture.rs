@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// `POST /capture`. Each part may be missing.
+/// Which packets to capture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CaptureRequest {
@@ -13,7 +13,7 @@ pub struct CaptureRequest {
     /// Names of ports where the packets come in or leave; empty: all.
     #[serde(default)]
     pub ports: Vec<String>,
-    /// The name of the router that the packets are for; `None`: all packets.
+    /// The name of the router that the packets are for; null: all packets.
     #[serde(default)]
     pub router: Option<String>,
     /// Names of reasons why packets were not forwarded, such as `over_mtu`; empty: all packets, forwarded or not.
@@ -25,7 +25,7 @@ pub struct CaptureRequest {
     /// The most packets per second of each core.
     #[serde(default = "CaptureRequest::usual_rate")]
     pub rate: u32,
-    /// The capture ends after so many packets; `None`: it does not.
+    /// The capture ends after so many packets. null: it does not.
     #[serde(default)]
     pub count: Option<u64>,
 }
@@ -56,9 +56,10 @@ impl Default for CaptureRequest {
     }
 }
 
-/// `GET /capture`: the capture that runs, or the last one.
+/// The capture that runs, or the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CaptureReport {
+    /// A capture runs.
     pub running: bool,
     /// Packets that were captured.
     pub packets: u64,

@@ -142,7 +142,7 @@ fn the_page_has_all_keys_with_their_values_and_defaults() {
 }
 
 /// Values of keys for which the page has no example.
-const MORE: [(&str, &str); 18] = [
+const MORE: [(&str, &str); 19] = [
     ("api.readers", "\"monitoring\""),
     ("ports", "[\"a\"]"),
     ("routers", "[\"a\"]"),

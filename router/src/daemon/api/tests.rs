@@ -200,6 +200,7 @@ fn the_read_only_socket_serves_only_requests_that_read() {
         "GET /v1/cores",
         "GET /v1/events",
         "GET /v1/controllers",
+        "GET /v1/capture",
         "GET /v1/openapi.json",
         "GET /metrics",
     ];
