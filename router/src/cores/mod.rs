@@ -17,6 +17,7 @@
 //! | [`look`], [`ports`], [`surroundings`] | finds queues, cores and workloads, once a second |
 //! | [`balancer`], [`contest`] | irqbalance, and the reaction to other programs that move queues |
 //! | [`notices`] | changes between two looks, as events |
+//! | `newcomers` | pinned workloads that come and go, as events |
 //! | [`watched`] | a queue and its measured time |
 //! | [`splitting`] | queues whose flows are shared among cores |
 //! | [`spreads`] | over how many queues a NIC spreads packets |
@@ -49,6 +50,7 @@ pub mod local;
 pub mod look;
 pub mod machine;
 pub mod moderation;
+mod newcomers;
 pub mod notices;
 pub mod placing;
 pub mod polled;

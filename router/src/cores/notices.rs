@@ -6,29 +6,23 @@ use super::{
     look::{CoresSnapshot, FoundQueue},
     placing::Happened,
     queues::Control,
-    workloads::Workload,
 };
-use logic::cpus;
 use std::collections::BTreeMap;
 
-/// The most workload events of one look. Somebody who starts a hundred processes needs no event for each.
-const MOST_WORKLOADS: usize = 8;
-
-/// The changes from `before` to `after`, in the order cores, queues, workloads, local delivery, wake-ups. The first look
+/// The changes from `before` to `after`, in the order cores, queues, local delivery, wake-ups. The first look
 /// yields only the last two.
 pub fn noticed(before: Option<&CoresSnapshot>, after: &CoresSnapshot) -> Vec<Happened> {
     let mut all = Vec::new();
     if let Some(before) = before {
         all.extend(cores(before, after));
         all.extend(queues(before, after));
-        all.extend(workloads(before, after));
     }
     all.extend(local(before.and_then(|before| before.following), after.following));
     all.extend(moderated(before, after));
     all.into_iter().map(|happened| Happened { at: after.began, ..happened }).collect()
 }
 
-fn happened(queue: Option<QueueId>, from: Vec<CoreId>, to: Vec<CoreId>, why: String) -> Happened {
+pub(super) fn happened(queue: Option<QueueId>, from: Vec<CoreId>, to: Vec<CoreId>, why: String) -> Happened {
     Happened { queue, from, to, why, ..Happened::default() }
 }
 
@@ -68,32 +62,6 @@ fn mover(control: Control) -> String {
     }
 }
 
-fn workloads(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
-    let by_id = |found: &CoresSnapshot| -> BTreeMap<u32, Workload> {
-        found.workloads.iter().map(|workload| (workload.id, workload.clone())).collect()
-    };
-    let (then, now) = (by_id(before), by_id(after));
-    let cores = |workload: &Workload| Vec::from_iter(workload.cores.iter().copied());
-    let named = |workload: &Workload| format!("{} {} ({})", workload.kind, workload.name, workload.id);
-    let gone = then.values().filter(|workload| !now.contains_key(&workload.id));
-    let gone = gone.map(|old| {
-        happened(None, cores(old), vec![], format!("{} has ended or is no longer pinned", named(old)))
-    });
-    let other = now.values().filter(|&workload| then.get(&workload.id) != Some(workload));
-    let other = other.map(|new| {
-        let from = then.get(&new.id).map(cores).unwrap_or_default();
-        let why = format!("{} is pinned to cores {}", named(new), cpus::list(&new.cores));
-        happened(None, from, cores(new), why)
-    });
-    let mut all: Vec<Happened> = gone.chain(other).collect();
-    let more = all.len().saturating_sub(MOST_WORKLOADS);
-    if more > 0 {
-        all.truncate(MOST_WORKLOADS);
-        all.push(happened(None, vec![], vec![], format!("{more} more workloads have changed")));
-    }
-    all
-}
-
 fn local(before: Option<Following>, after: Option<Following>) -> Option<Happened> {
     let Following { follow, queues, .. } = after.filter(|_| before != after)?;
     let why =
@@ -108,20 +76,24 @@ fn moderated(before: Option<&CoresSnapshot>, after: &CoresSnapshot) -> Vec<Happe
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::{
         super::{
             machine::{CoreSite, Machine},
             moderation::{Moderated, Setting},
             queues::QueueSource,
-            workloads::WorkloadKind,
+            workloads::{Workload, WorkloadKind},
         },
         *,
     };
     use crate::linux::ethtool::Coalescing;
     use std::{sync::Arc, time::Duration};
 
-    fn found(cores: &[CoreId], queues: &[(u16, u32)], workloads: &[(u32, CoreId)]) -> CoresSnapshot {
+    pub(in super::super) fn found(
+        cores: &[CoreId],
+        queues: &[(u16, u32)],
+        workloads: &[(u32, CoreId)],
+    ) -> CoresSnapshot {
         let site = |&id: &CoreId| CoreSite {
             id,
             node: 0,
@@ -160,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_queues_and_workloads_that_come_go_or_change_are_reported() {
+    fn cores_and_queues_that_come_go_or_change_are_reported() {
         let before = found(&[0, 1, 2], &[(0, 70), (1, 71)], &[(40, 1), (41, 2)]);
         assert_eq!((noticed(Some(&before), &before), noticed(None, &before)), (vec![], vec![]));
         let after = found(&[0, 2, 3], &[(1, 99), (2, 72)], &[(41, 3), (42, 0)]);
@@ -180,18 +152,8 @@ mod tests {
                 line(Some(0), &[0], &[], "the queue is gone"),
                 line(Some(1), &[1], &[1], "it is now moved by thread 99, no longer by thread 71"),
                 line(Some(2), &[], &[2], "the queue is new"),
-                line(None, &[1], &[], "process db (40) has ended or is no longer pinned"),
-                line(None, &[2], &[3], "process db (41) is pinned to cores 3"),
-                line(None, &[], &[0], "process db (42) is pinned to cores 0"),
             ]
         );
-    }
-
-    #[test]
-    fn many_workloads_are_few_events() {
-        let many: Vec<(u32, CoreId)> = (0..100).map(|id| (id, 0)).collect();
-        let told = noticed(Some(&found(&[0], &[], &[])), &found(&[0], &[], &many));
-        assert_eq!((told.len(), &*told[8].why), (9, "92 more workloads have changed"));
     }
 
     #[test]

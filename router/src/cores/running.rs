@@ -15,6 +15,7 @@ use super::{
     knobs::Knobs,
     look::{CoresSnapshot, Looker},
     moderation::Moderation,
+    newcomers::Newcomers,
     notices::noticed,
     placing::{PERIOD, Placing},
     polled::PolledPorts,
@@ -373,7 +374,7 @@ fn tell<A: Scheduling>(
 /// Looks, and applies what the other thread has decided, until the end.
 fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
-    let mut before = None::<Arc<CoresSnapshot>>;
+    let (mut before, mut newcomers) = (None::<Arc<CoresSnapshot>>, Newcomers::default());
     let (mut looked, mut due, mut missed) = (Duration::ZERO, Duration::ZERO, false);
     // Earlier threads have logged the events that are there now.
     let mut logged = exchange.last_number();
@@ -383,6 +384,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         if now >= due || missed && now >= looked + LEAST {
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
+            exchange.tell(newcomers.follow(&found));
             exchange.tell(looker.ports.spreader.take_news(now));
             exchange.found(found.clone());
             before = Some(found);
