@@ -66,18 +66,18 @@ main() {
 	# shellcheck disable=SC2086
 	(trap - ERR; inside $command --instance $INSTANCE 2>"$DIRECTORY/log") &
 	end=$((SECONDS + 90))
-	until millrace status --instance $INSTANCE --json 2>/dev/null | grep -q '"ready": true'; do
+	until millrace status --instance $INSTANCE --json 2>/dev/null | grep -q '"ready":true'; do
 		((SECONDS < end))
 		sleep 0.2
 	done
-	forwarded() { millrace status --instance $INSTANCE --json | sed -n 's/^    "forwarded": \([0-9]*\),$/\1/p' | head -1; }
+	forwarded() { millrace status --instance $INSTANCE --json | sed -n 's/.*"packets":{"forwarded":\([0-9]*\),.*/\1/p'; }
 	before=$(forwarded)
 	ip netns exec $NAME-client ping -q -c 20 -i 0.05 10.2.0.2 | grep -q ' 0% packet loss'
 	after=$(forwarded)
 	((after - before >= 30))
 	echo "ok: forwarded $((after - before)) packets"
 	# What a container with the machine's BPF file system leaves when it dies.
-	kill -KILL "$(millrace status --instance $INSTANCE --json | sed -n 's/^  "pid": \([0-9]*\),$/\1/p')"
+	kill -KILL "$(millrace status --instance $INSTANCE --json | sed -n 's/.*"pid":\([0-9]*\),.*/\1/p')"
 	wait %1 || true
 	ip -n $NAME-box -d link show p1 | grep -q xdp
 	ls /sys/fs/bpf/millrace-$INSTANCE >/dev/null

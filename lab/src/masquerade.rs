@@ -226,7 +226,7 @@ pub fn until_fast(
 fn reasons(connections: &Value) -> BTreeMap<&str, usize> {
     let mut reasons = BTreeMap::new();
     for connection in connections.as_array().into_iter().flatten() {
-        *reasons.entry(connection["why_not"].as_str().unwrap_or_default()).or_default() += 1;
+        *reasons.entry(connection["why_not"]["text"].as_str().unwrap_or_default()).or_default() += 1;
     }
     reasons
 }
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn reasons_are_counted() {
-        let why = |why| json!({"state": "linux", "why_not": why});
+        let why = |why| json!({"state": "linux", "why_not": {"text": why}});
         let all = json!([why("full"), why("new"), why("full")]);
         assert_eq!(reasons(&all), BTreeMap::from([("full", 2), ("new", 1)]));
     }

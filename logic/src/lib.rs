@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`cause`] | why something is not on the fast path |
 //! | [`observe`] | the types in which `router` reports the state of Linux |
 //! | [`mirror`] | decides from these reports which routers are safe, and what their tables hold ([`plan::Op`]) |
 //! | [`learned`] | decides which destinations Linux is asked about, and which ones it forwards in its own way |
@@ -30,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capture;
+pub mod cause;
 pub mod connections;
 pub mod cores;
 pub mod cpus;

@@ -4,6 +4,7 @@
 //! unique only within a namespace, so the key of everything is ([`NamespaceId`], ifindex).
 
 use crate::{
+    cause::Cause,
     firewall::ruleset::Firewall,
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
@@ -132,9 +133,9 @@ pub struct Link {
     pub ipv6: LinkConf6,
     /// Hazards on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program. Also
     /// properties of the device that are not known to be harmless.
-    pub hazards: Vec<String>,
+    pub hazards: Vec<Cause>,
     /// A sentence if an XDP program runs here. It is a hazard, unless the device is a port.
-    pub xdp: Option<String>,
+    pub xdp: Option<Cause>,
 }
 
 /// `IFLA_INFO_KIND` as far as it matters here.
@@ -417,9 +418,9 @@ pub struct Neighbour {
 pub struct Settings {
     /// Hazards that the fast path would bypass for IPv4, as sentences: netfilter hooks, policy rules, XFRM policies,
     /// ...
-    pub hazards4: Vec<String>,
+    pub hazards4: Vec<Cause>,
     /// The same for IPv6.
-    pub hazards6: Vec<String>,
+    pub hazards6: Vec<Cause>,
     pub firewall: Arc<Firewall>,
     /// `fib_multipath_hash_policy` of IPv4 and of IPv6.
     pub multipath_policy: [u8; 2],

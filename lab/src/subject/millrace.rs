@@ -87,8 +87,7 @@ impl Millrace {
     pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
         let mut command = self.control(arguments);
         let text = command::run(command.arg("--json"))?;
-        serde_json::from_str(&text)
-            .with_context(|| format!("millrace {} --json: {text}", arguments.join(" ")))
+        parsed(&text, arguments).with_context(|| format!("millrace {} --json: {text}", arguments.join(" ")))
     }
 
     /// Text of `millrace status`.
@@ -234,6 +233,14 @@ impl<'a> Launch<'a> {
         }
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(self.instance)?).spawn();
         child.with_context(|| format!("cannot start {}", binary.display()))
+    }
+}
+
+/// Parses one document. Events, which are a line each, become a list.
+fn parsed(text: &str, arguments: &[&str]) -> serde_json::Result<Value> {
+    match arguments {
+        ["events", ..] => text.lines().map(serde_json::from_str::<Value>).collect(),
+        _ => serde_json::from_str(text),
     }
 }
 

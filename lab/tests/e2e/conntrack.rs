@@ -85,7 +85,7 @@ fn conntrack_counts_all_packets_of_the_connections_that_it_counts() {
         let is = |c: &&serde_json::Value| {
             [&c["source"], &c["destination"]].iter().any(|e| e.as_str().unwrap().ends_with(port))
         };
-        let why = &linux.iter().find(is).unwrap()["why_not"];
+        let why = &linux.iter().find(is).unwrap()["why_not"]["text"];
         assert!(why.as_str().unwrap().contains("nf_conntrack_acct"), "{port}: {why}");
     }
     daemon.stop();

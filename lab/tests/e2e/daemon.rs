@@ -126,7 +126,12 @@ impl Daemon {
         if !output.status.success() {
             return Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)));
         }
-        serde_json::from_str(&text).map_err(|e| format!("{e}: {text}"))
+        // Events are a line each.
+        let parsed = match words {
+            ["events", ..] => text.lines().map(serde_json::from_str::<Value>).collect(),
+            _ => serde_json::from_str(&text),
+        };
+        parsed.map_err(|e| format!("{e}: {text}"))
     }
 
     /// Packets that the fast path has forwarded.

@@ -88,7 +88,7 @@ fn until_next_hop(bed: &Bed, daemon: &Daemon, address: &str, next_hop: Option<&s
         let hop = &route["hops"][0];
         let is = match next_hop {
             Some(gateway) => hop["next_hop"] == gateway,
-            None => hop["action"] == "pass" && hop["reason"] == "no route",
+            None => hop["action"] == "pass" && hop["reason"]["code"] == "no_route",
         };
         if is { Ok(route) } else { Err(format!("{route:#}\n{}", output(&bed.red, "ip route"))) }
     })

@@ -14,13 +14,14 @@
 //! | `losses.rs` | an egress port that is too slow |
 //! | `metrics.rs` | the page of metrics, and counters of devices |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
-//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `api.rs`, `systemd.rs`, `vrrp.rs` | tests with real hosts |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `api.rs`, `cli.rs`, `systemd.rs`, `vrrp.rs` | tests with real hosts |
 
 mod api;
 mod bed;
 mod capture;
 mod changes;
 mod check;
+mod cli;
 mod connections;
 mod conntrack;
 mod daemon;

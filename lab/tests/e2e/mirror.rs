@@ -107,7 +107,7 @@ fn a_path_is_captured_over_restarts() {
     let top = says(&["top", "--once"]);
     let row: Vec<_> =
         top.lines().skip_while(|line| !line.starts_with("PATH")).nth(1).unwrap().split_whitespace().collect();
-    assert_eq!([row[0], row[1], row[3], row[4], row[5]], ["udp", "0", "0", "0", "-"], "{top}");
+    assert_eq!([row[0], row[1], row[3], row[5], row[6]], ["udp", "0", "0", "0", "-"], "{top}");
     daemon.kill();
     assert_eq!(records(&file), 1001);
 

@@ -89,7 +89,7 @@ fn a_port_that_the_kernel_does_not_redirect_to_is_named_and_loses_nothing() {
     let status = daemon.until("the problem to be named", |status| {
         status["ports"][1]["problems"].as_array().is_some_and(|problems| !problems.is_empty())
     });
-    let problem = status["ports"][1]["problems"][0].as_str().unwrap().to_owned();
+    let problem = status["ports"][1]["problems"][0]["text"].as_str().unwrap().to_owned();
     assert!(problem.contains("gro off") && problem.contains(bed.server.name()), "{problem}");
     // Nothing is lost there: the first packets resolve the neighbours, and all others could be redirected.
     ping(&bed.client, "10.7.2.2", 5);

@@ -4,12 +4,15 @@ use super::{
     note::ConnectionNote,
     tracked::{Special, TCP_ESTABLISHED, Tracked, Ways, is_supported},
 };
-use crate::firewall::{
-    prove::{Obstacle, Proof, Prover, Why, earlier},
-    ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE},
-    traffic::{
-        ASSURED, DST_NAT, Device, Direction, HW_OFFLOAD, OFFLOAD, SEEN_REPLY, SRC_NAT, Scope, TCP, Traffic,
-        Version,
+use crate::{
+    cause::Code,
+    firewall::{
+        prove::{Obstacle, Proof, Prover, Why, earlier},
+        ruleset::{Expression, Firewall, Ruleset, SETS_EVENTS, SETS_TIMEOUT, SETS_ZONE},
+        traffic::{
+            ASSURED, DST_NAT, Device, Direction, HW_OFFLOAD, OFFLOAD, SEEN_REPLY, SRC_NAT, Scope, TCP,
+            Traffic, Version,
+        },
     },
 };
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
@@ -72,6 +75,28 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// The code of this refusal.
+    pub fn code(&self) -> Code {
+        match self {
+            Refusal::TooNew => Code::TooNew,
+            Refusal::NotEstablished => Code::NotEstablished,
+            Refusal::NoConsent => Code::NoConsent,
+            Refusal::Special(_) => Code::SpecialConnection,
+            Refusal::Ruled(_) => Code::FirewallRule,
+            Refusal::OnlyAnswers => Code::OnlyAnswers,
+            Refusal::Untranslated => Code::Untranslated,
+            Refusal::Busy => Code::Busy,
+            Refusal::Waiting => Code::Waiting,
+            Refusal::Unknown => Code::UnknownConnection,
+            Refusal::Unwatched => Code::Unwatched,
+            Refusal::Counted => Code::Counted,
+            Refusal::Full => Code::Full,
+            Refusal::ShortTimeout => Code::ShortTimeout,
+            Refusal::InFlowTable => Code::InFlowTable,
+            Refusal::Unreadable | Refusal::Unasked => Code::Unreadable,
+        }
+    }
+
     /// Will Linux and the rules say the same again? Only a change of the rules can help, or a setting.
     pub fn is_lasting(&self) -> bool {
         !matches!(

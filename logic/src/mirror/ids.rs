@@ -8,6 +8,7 @@
 //! party that takes all that it can leaves a seventeenth of the numbers that were free. The host has no such limit.
 
 use super::parties::{Parties, Party};
+use crate::cause::{Cause, Code};
 use std::collections::BTreeSet;
 
 /// A party may have this many times the numbers that are left.
@@ -24,15 +25,15 @@ pub(super) enum Shortage {
 
 impl Shortage {
     /// The shortage as a sentence. `what`: routers, interfaces.
-    pub fn of(self, what: &str) -> String {
-        match self {
+    pub fn of(self, what: &str) -> Cause {
+        Code::NoNumber.cause(match self {
             Shortage::OfAll => format!("there are too many {what}: no number is free"),
             Shortage::OfItsShare => {
                 format!(
                     "the namespace or its owner has too many {what}: the last free numbers are kept for others"
                 )
             }
-        }
+        })
     }
 }
 

@@ -41,7 +41,8 @@ mod tests;
 mod view;
 
 pub use view::{
-    ConnectionRules, Established, InterfaceView, PairView, RouterView, RulesView, StaleNeighbour,
+    ConnectionRules, Established, InterfaceView, NeighbourView, PairView, RouterView, RulesView,
+    StaleNeighbour,
 };
 
 use crate::{
@@ -380,6 +381,29 @@ impl Mirror {
     /// The same for IPv6.
     pub fn route6_to(&self, namespace: NamespaceId, address: u128) -> Option<(Prefix6, &Target)> {
         self.spaces.get(&namespace)?.rib6.longest(address)
+    }
+
+    /// The IPv4 route of exactly this prefix, of the last plan.
+    pub fn route4(&self, namespace: NamespaceId, prefix: Prefix4) -> Option<&Target> {
+        self.spaces.get(&namespace)?.rib4.exact(prefix)
+    }
+
+    /// The same for IPv6.
+    pub fn route6(&self, namespace: NamespaceId, prefix: Prefix6) -> Option<&Target> {
+        self.spaces.get(&namespace)?.rib6.exact(prefix)
+    }
+
+    /// The neighbours with known MAC addresses, by namespace, link and address.
+    pub fn neighbours(&self) -> impl Iterator<Item = NeighbourView> {
+        self.spaces.iter().flat_map(|(namespace, space)| {
+            space.neighbours.all().into_iter().map(|(ifindex, address, mac, stale)| NeighbourView {
+                namespace: *namespace,
+                ifindex,
+                address,
+                mac,
+                stale,
+            })
+        })
     }
 
     /// The link of an interface: its namespace and index.

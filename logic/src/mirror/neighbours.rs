@@ -106,6 +106,19 @@ impl Neighbours {
         ops
     }
 
+    /// Link, address and MAC address of each neighbour, in this order, and whether the kernel calls it stale.
+    pub fn all(&self) -> Vec<(u32, IpAddr, Mac, bool)> {
+        let of_link = |(ifindex, link): (&u32, &FxHashMap<IpAddr, Entry>)| {
+            let known = link.iter().filter_map(|(address, entry)| Some((*address, entry.mac?)));
+            let known = known
+                .map(|(address, mac)| (*ifindex, address, mac, self.stale.contains(&(*ifindex, address))));
+            known.collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = self.links.iter().flat_map(of_link).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// The neighbours that the kernel calls stale, by link and address.
     pub fn stale(&self) -> &BTreeSet<(u32, IpAddr)> {
         &self.stale

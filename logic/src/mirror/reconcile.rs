@@ -10,6 +10,7 @@ use super::{
     space::Router,
 };
 use crate::{
+    cause::{Cause, Code},
     firewall::pairs::UNPROVEN,
     multipath::MultipathHash,
     observe::{Link, NamespaceId},
@@ -27,7 +28,7 @@ pub(super) struct Standing {
     pub shape: Shape,
     pub id: Option<InterfaceId>,
     /// Why it is not an interface, or why it is not used.
-    pub trouble: Option<String>,
+    pub trouble: Option<Cause>,
 }
 
 /// An interface that is not on yet, because old routes of its router may still be in the tables.
@@ -140,7 +141,8 @@ impl Mirror {
         for (one, other) in rivals {
             for (at, rival) in [(one, other), (other, one)] {
                 let name = &standings[rival].shape.name;
-                standings[at].trouble = Some(format!("same port, VLAN and MAC as {name}"));
+                let why = Code::SameAddress.cause(format!("same port, VLAN and MAC as {name}"));
+                standings[at].trouble = Some(why);
             }
         }
         self.waiting = false;

@@ -13,6 +13,7 @@ use super::{
     paths::Paths,
 };
 use crate::{
+    cause::{Cause, Code},
     net::{Address, Prefix},
     observe::{Change, Route, RouteKind},
     plan::Target,
@@ -429,11 +430,16 @@ impl<A: Address> Rib<A> {
         self.entries.iter().filter_map(|(prefix, e)| Some((*prefix, self.paths.target(e.shown?))))
     }
 
+    /// The planned target of exactly this prefix.
+    pub fn exact(&self, prefix: Prefix<A>) -> Option<&Target> {
+        Some(self.paths.target(self.entries.get(&prefix)?.shown?))
+    }
+
     /// The longest planned prefix that holds the address, and its target.
     pub fn longest(&self, address: A) -> Option<(Prefix<A>, &Target)> {
         (0..=A::BITS).rev().find_map(|length| {
             let prefix = Prefix::new(address, length)?;
-            Some((prefix, self.paths.target(self.entries.get(&prefix)?.shown?)))
+            Some((prefix, self.exact(prefix)?))
         })
     }
 
@@ -454,8 +460,8 @@ impl<A: Address> Rib<A> {
     }
 
     /// The reason why the table may differ from Linux, as a sentence.
-    pub fn doubt(&self) -> Option<String> {
-        (!self.default_table.is_empty()).then(|| "table default (253) holds routes".into())
+    pub fn doubt(&self) -> Option<Cause> {
+        (!self.default_table.is_empty()).then(|| Code::DefaultTable.cause("table default (253) holds routes"))
     }
 
     /// Whether the result of [`Rib::doubt`] or of [`Rib::has_local_prefixes`] has changed since the last call.

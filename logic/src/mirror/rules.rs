@@ -1,6 +1,7 @@
 //! The rules of a router's firewall: which packets they cannot affect.
 
 use crate::{
+    cause::{Cause, Code},
     firewall::{
         pairs::{FREE, GROUPS, LINUX, Pair, PairTable, Pairs, UNPROVEN},
         ruleset::Firewall,
@@ -159,7 +160,7 @@ impl Rules {
     }
 
     /// Why the rules may affect all packets of IPv4 and IPv6, as sentences. Empty: they do not.
-    pub fn reasons(&self) -> [Vec<String>; 2] {
+    pub fn reasons(&self) -> [Vec<Cause>; 2] {
         let mut tables = self.tables.iter().zip(self.admit());
         self.pairs.each_ref().map(|pairs| match (pairs, tables.next()) {
             (Some(pairs), Some((table, false))) if !allows(table.as_deref()) => reasons(pairs),
@@ -190,19 +191,19 @@ fn view(
     let is_free = |from, to| table.is_none_or(|table| table.pair(from, to) != LINUX);
     let why = |from, to, pair: &Pair| match pair {
         _ if is_free(from, to) => None,
-        Pair::Undecided => Some("Millrace is still checking the rules".to_owned()),
-        Pair::Ruled { obstacle, .. } => Some(obstacle.to_string()),
+        Pair::Undecided => Some(Code::FirewallChecking.cause("Millrace is still checking the rules")),
+        Pair::Ruled { obstacle, .. } => Some(Code::FirewallRule.cause(obstacle.to_string())),
         Pair::Accepted(_) => Some(match pairs.hindrance() {
-            Some(obstacle) => obstacle.to_string(),
-            None if pairs.are_too_many() => "the rules distinguish too many groups of devices".into(),
-            None if [from, to].map(|group| pairs.may_translate(group)).contains(&true) => {
-                "NAT may translate connections of one of the devices, and continues if their route changes"
-                    .into()
+            Some(obstacle) => Code::FirewallRule.cause(obstacle.to_string()),
+            None if pairs.are_too_many() => {
+                Code::FirewallTooLarge.cause("the rules distinguish too many groups of devices")
             }
-            None if [from, to].map(|group| pairs.may_affect_replies(group)).contains(&true) => {
-                "rules may affect replies, so conntrack must see all packets of the connection".into()
-            }
-            None => "rules and translated connections have too many addresses".into(),
+            None if [from, to].map(|group| pairs.may_translate(group)).contains(&true) => Code::Nat.cause(
+                "NAT may translate connections of one of the devices, and continues if their route changes",
+            ),
+            None if [from, to].map(|group| pairs.may_affect_replies(group)).contains(&true) => Code::Nat
+                .cause("rules may affect replies, so conntrack must see all packets of the connection"),
+            None => Code::FirewallTooLarge.cause("rules and translated connections have too many addresses"),
         }),
     };
     let established = |pair: &Pair| match pair {
@@ -226,36 +227,37 @@ fn view(
 /// The most rules that are named as reasons.
 const MOST_REASONS: usize = 4;
 
-fn reasons(pairs: &Pairs) -> Vec<String> {
+fn reasons(pairs: &Pairs) -> Vec<Cause> {
     if !pairs.is_done() {
-        return vec!["Millrace is still checking the rules of its firewall".into()];
+        return vec![Code::FirewallChecking.cause("Millrace is still checking the rules of its firewall")];
     }
     if pairs.are_too_many() {
-        return vec![format!(
-            "the rules of its firewall distinguish more than {} groups of devices",
-            GROUPS - 1
-        )];
+        let most = GROUPS - 1;
+        return vec![
+            Code::FirewallTooLarge
+                .cause(format!("the rules of its firewall distinguish more than {most} groups of devices")),
+        ];
     }
-    let mut sentences: Vec<String> = Vec::new();
+    let mut sentences: Vec<Cause> = Vec::new();
     let ruled = pairs.all().filter_map(|(_, _, pair)| match pair {
         Pair::Ruled { obstacle, .. } => Some(obstacle),
         _ => None,
     });
     for obstacle in pairs.hindrance().into_iter().chain(ruled) {
-        let sentence = obstacle.to_string();
+        let sentence = Code::FirewallRule.cause(obstacle.to_string());
         match sentences.len() {
             _ if sentences.contains(&sentence) => (),
             MOST_REASONS => {
-                sentences.push("more rules: millrace firewall lists them".into());
+                sentences.push(Code::FirewallRule.cause("more rules: millrace firewall lists them"));
                 break;
             }
             _ => sentences.push(sentence),
         }
     }
     if sentences.is_empty() {
-        sentences.push(
-            "the rules of its firewall and translated connections have too many addresses, or rules depend on set elements that expire".into(),
-        );
+        sentences.push(Code::FirewallTooLarge.cause(
+            "the rules of its firewall and translated connections have too many addresses, or rules depend on set elements that expire",
+        ));
     }
     sentences
 }

@@ -6,6 +6,7 @@
 
 use super::space::Spaces;
 use crate::{
+    cause::{Cause, Code},
     net::{Mac, Tag, Vlan},
     observe::{AttachedPort, Link, LinkKind, MacvlanMode, NamespaceId, Takes},
     plan::{PortId, ReversePath},
@@ -29,11 +30,11 @@ pub(super) struct Shape {
     /// All devices have a carrier and run.
     pub carrier: bool,
     /// Why packets neither arrive nor leave here on the fast path, as sentences.
-    pub common: Vec<String>,
+    pub common: Vec<Cause>,
     /// Why it does not take IPv4, in addition to `common`.
-    pub ipv4: Vec<String>,
+    pub ipv4: Vec<Cause>,
     /// Why it does not take IPv6, in addition to `common`.
-    pub ipv6: Vec<String>,
+    pub ipv6: Vec<Cause>,
     pub reverse_path: ReversePath,
     pub redirects: bool,
     pub accept_local: bool,
@@ -69,14 +70,14 @@ struct Chain<'a> {
 impl Chain<'_> {
     /// A sentence if a device below belongs to a third namespace. A change of that namespace's policy for packets of
     /// this device would mark only that namespace's own router.
-    fn foreign(&self, spaces: &Spaces) -> Option<String> {
+    fn foreign(&self, spaces: &Spaces) -> Option<Cause> {
         let [own, port] = [self.devices.first()?.0.0, self.devices.last()?.0.0];
         let ((namespace, _), device) = self.devices.iter().find(|((ns, _), _)| ![own, port].contains(ns))?;
         let name = &spaces.get(namespace)?.about.name;
-        Some(format!(
+        Some(Code::NamespaceBetween.cause(format!(
             "it sits on {} in the namespace {name}; put it on a device of its own namespace or of the host's",
             device.name
-        ))
+        )))
     }
 }
 
@@ -107,9 +108,9 @@ fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkK
 #[derive(Default)]
 struct Takers {
     /// By the device whose `rx_handler` gives them packets.
-    untagged: BTreeMap<LinkKey, String>,
-    all: BTreeMap<LinkKey, String>,
-    namespaces: BTreeMap<NamespaceId, String>,
+    untagged: BTreeMap<LinkKey, Cause>,
+    all: BTreeMap<LinkKey, Cause>,
+    namespaces: BTreeMap<NamespaceId, Cause>,
     /// A device of VLAN 0 takes frames that only carry a priority.
     zero_tagged: BTreeSet<LinkKey>,
 }
@@ -120,7 +121,9 @@ impl Takers {
         let links =
             spaces.iter().flat_map(|(namespace, space)| space.links.values().map(|l| (*namespace, l)));
         for (namespace, link) in links {
-            let takes = || format!("{} ({}) takes packets of its device", what(&link.kind), link.name);
+            let takes = || {
+                Code::Taken.cause(format!("{} ({}) takes packets of its device", what(&link.kind), link.name))
+            };
             match (link.kind.takes(link.below.is_some()), link.below) {
                 (Takes::Nothing, _) => {}
                 (Takes::Own, below) => {
@@ -131,11 +134,11 @@ impl Takers {
                 (Takes::Below, Some(below)) => drop(takers.all.insert(below, takes())),
                 // The kind names no device below, or one in an unknown namespace.
                 (Takes::Any, _) => {
-                    let why = format!(
+                    let why = Code::Taken.cause(format!(
                         "{} ({}) may take packets of any device here: its kind is not known",
                         what(&link.kind),
                         link.name
-                    );
+                    ));
                     takers.namespaces.insert(namespace, why);
                 }
                 (Takes::Untagged | Takes::Below, None) => {}
@@ -144,7 +147,7 @@ impl Takers {
         takers
     }
 
-    fn reasons(&self, chain: &Chain<'_>) -> Vec<String> {
+    fn reasons(&self, chain: &Chain<'_>) -> Vec<Cause> {
         let receives = [chain.devices[0].0, chain.receives];
         let untagged = self.untagged.iter().filter(|(key, _)| receives.contains(key)).map(|(_, why)| why);
         let all = chain.devices.iter().filter_map(|(key, _)| self.all.get(key));
@@ -173,7 +176,7 @@ fn what(kind: &LinkKind) -> String {
 
 fn shape(spaces: &Spaces, namespace: NamespaceId, chain: &Chain<'_>, takers: &Takers) -> Shape {
     let (link_key, link) = chain.devices[0];
-    let mut common: Vec<String> = chain
+    let mut common: Vec<Cause> = chain
         .devices
         .iter()
         .flat_map(|(key, device)| device_reasons(spaces, *key, device, *key != link_key))
@@ -182,17 +185,20 @@ fn shape(spaces: &Spaces, namespace: NamespaceId, chain: &Chain<'_>, takers: &Ta
     common.extend(chain.devices.iter().rev().skip(1).filter_map(|(_, device)| device.xdp.clone()));
     common.extend(chain.foreign(spaces));
     if let LinkKind::Macvtap(_) = link.kind {
-        common.push(format!("{} is a macvtap: its packets go to the program that has it open", link.name));
+        let text = format!("{} is a macvtap: its packets go to the program that has it open", link.name);
+        common.push(Code::MacvlanMode.cause(text));
     } else if let Some(mode @ (MacvlanMode::Passthru | MacvlanMode::Source)) = chain.mode {
-        common.push(format!("{} is a macvlan of mode {mode:?}", link.name).to_lowercase());
+        let text = format!("{} is a macvlan of mode {mode:?}", link.name).to_lowercase();
+        common.push(Code::MacvlanMode.cause(text));
     } else {
         common.extend(takers.reasons(chain));
     }
     if let Some((_, port)) = chain.devices.last().filter(|(_, port)| !port.kind.can_be_a_port()) {
-        common.push(format!("{} is {}, which cannot be a port", port.name, what(&port.kind)));
+        let text = format!("{} is {}, which cannot be a port", port.name, what(&port.kind));
+        common.push(Code::DeviceKind.cause(text));
     }
     if link.mac.is_zero() || link.mac.is_group() {
-        common.push(format!("{} has no MAC address of its own", link.name));
+        common.push(Code::NoMac.cause(format!("{} has no MAC address of its own", link.name)));
     }
     Shape {
         link: (namespace, link.ifindex),
@@ -226,45 +232,45 @@ fn mtus(link: &Link, chain: &Chain<'_>) -> [u32; 2] {
     [ipv4, ipv6]
 }
 
-fn device_reasons(spaces: &Spaces, key: LinkKey, device: &Link, below: bool) -> Vec<String> {
+fn device_reasons(spaces: &Spaces, key: LinkKey, device: &Link, below: bool) -> Vec<Cause> {
     let mut reasons = Vec::new();
     if !device.up {
-        reasons.push(format!("{} is down", device.name));
+        reasons.push(Code::DeviceDown.cause(format!("{} is down", device.name)));
     }
     if let Some(master) = device.master {
         let master = spaces.get(&key.0).and_then(|space| space.links.get(&master));
-        reasons.push(match master {
+        reasons.push(Code::Enslaved.cause(match master {
             Some(Link { name, kind: LinkKind::Other(kind), .. }) => {
                 format!("{} is enslaved to the {kind} {name}", device.name)
             }
             Some(master) => format!("{} is enslaved to {}", device.name, master.name),
             None => format!("{} is enslaved to another device", device.name),
-        });
+        }));
     }
     let on = if below { format!("below, on {}: ", device.name) } else { String::new() };
-    reasons.extend(device.hazards.iter().map(|hazard| format!("{on}{hazard}")));
+    reasons.extend(device.hazards.iter().map(|hazard| hazard.map(|text| format!("{on}{text}"))));
     reasons
 }
 
-fn reasons4(link: &Link) -> Vec<String> {
+fn reasons4(link: &Link) -> Vec<Cause> {
     let mut reasons = Vec::new();
     if !link.ipv4.forwarding {
-        reasons.push(format!("IPv4 forwarding is off on {}", link.name));
+        reasons.push(Code::ForwardingOff.cause(format!("IPv4 forwarding is off on {}", link.name)));
     }
-    reasons
-        .extend(link.ipv4.unusual.iter().map(|name| format!("IPv4 setting {name} is on for {}", link.name)));
+    let on = |name| Code::Setting.cause(format!("IPv4 setting {name} is on for {}", link.name));
+    reasons.extend(link.ipv4.unusual.iter().map(on));
     reasons
 }
 
-fn reasons6(link: &Link) -> Vec<String> {
+fn reasons6(link: &Link) -> Vec<Cause> {
     let mut reasons = Vec::new();
     if link.ipv6.disabled {
-        reasons.push(format!("IPv6 is disabled on {}", link.name));
+        reasons.push(Code::Ipv6Disabled.cause(format!("IPv6 is disabled on {}", link.name)));
     } else if !link.ipv6.forwarding {
-        reasons.push(format!("IPv6 forwarding is off on {}", link.name));
+        reasons.push(Code::ForwardingOff.cause(format!("IPv6 forwarding is off on {}", link.name)));
     }
-    reasons
-        .extend(link.ipv6.unusual.iter().map(|name| format!("IPv6 setting {name} is on for {}", link.name)));
+    let on = |name| Code::Setting.cause(format!("IPv6 setting {name} is on for {}", link.name));
+    reasons.extend(link.ipv6.unusual.iter().map(on));
     reasons
 }
 

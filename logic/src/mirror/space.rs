@@ -9,6 +9,7 @@ use super::{
     rules::{PairTables, Rules},
 };
 use crate::{
+    cause::Cause,
     multipath::MultipathHash,
     observe::{Dump, Link, Namespace, NamespaceId, NexthopObjectKind, Settings},
     plan::{Op, RouterId},
@@ -112,7 +113,7 @@ impl Space {
 
     /// The reasons why the router's IPv4 and IPv6 stay with the kernel. A list is empty if its family is accelerated, at
     /// least for some packets.
-    pub fn reasons(&self) -> [Vec<String>; 2] {
+    pub fn reasons(&self) -> [Vec<Cause>; 2] {
         let mut ipv4 = self.settings.hazards4.clone();
         ipv4.extend(self.rib4.doubt());
         let [rules4, rules6] = self.rules.reasons();

@@ -2,6 +2,7 @@
 
 use super::{Held, Mirror, reconcile::Standing};
 use crate::{
+    cause::{Cause, Code},
     firewall::{ruleset::Firewall, traffic::Device},
     net::{Mac, Vlan},
     observe::{Link, NamespaceId},
@@ -22,9 +23,9 @@ pub struct RouterView {
     /// `None`: it is not a router, or no number was free.
     pub router: Option<RouterId>,
     /// Why its IPv4 stays with the kernel, as sentences. Empty: it is accelerated.
-    pub ipv4: Vec<String>,
+    pub ipv4: Vec<Cause>,
     /// The same for IPv6.
-    pub ipv6: Vec<String>,
+    pub ipv6: Vec<Cause>,
     /// Rules of its firewall may affect some packets of IPv4 and IPv6, but not all.
     pub ruled: [bool; 2],
 }
@@ -57,7 +58,7 @@ pub struct PairView {
     pub from: u8,
     pub to: u8,
     /// Why they go to Linux; `None`: they are fast.
-    pub why_not: Option<String>,
+    pub why_not: Option<Cause>,
     /// `None`: all packets are fast, or connections are not.
     pub established: Option<Established>,
 }
@@ -90,9 +91,20 @@ pub struct InterfaceView {
     /// Packets may leave here on the fast path.
     pub transmit: bool,
     /// Its own reasons against IPv4, as sentences; its router may have others.
-    pub reasons4: Vec<String>,
+    pub reasons4: Vec<Cause>,
     /// The same for IPv6.
-    pub reasons6: Vec<String>,
+    pub reasons6: Vec<Cause>,
+}
+
+/// A neighbour whose MAC address is known, and where it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourView {
+    pub namespace: NamespaceId,
+    pub ifindex: u32,
+    pub address: IpAddr,
+    pub mac: Mac,
+    /// `NUD_STALE`.
+    pub stale: bool,
 }
 
 /// A neighbour in the state `NUD_STALE`, and where it lives.
@@ -127,9 +139,9 @@ impl Mirror {
             let wants = self.standings.iter().any(|s| s.shape.link.0 == *namespace);
             let missing = match &space.router {
                 Some(_) => None,
-                None if !space.dumped => Some("the namespace has not been read yet".to_owned()),
+                None if !space.dumped => Some(Code::NotReadYet.cause("the namespace has not been read yet")),
                 None if wants => Some(space.shortage.of("routers")),
-                None => Some("it has no interface on a port".into()),
+                None => Some(Code::NoInterface.cause("it has no interface on a port")),
             };
             ipv4.extend(missing.clone());
             ipv6.extend(missing);
@@ -195,8 +207,10 @@ impl Mirror {
         let shape = &standing.shape;
         let planned = self.held.get(&shape.link).map(|held| &held.interface);
         let beginning = self.beginning.get(&shape.link).map(|beginning| &beginning.wanted);
-        let reasons = |own: &[String], begins: bool| {
-            let waits = begins.then(|| "the fast path does not have all routes of its router yet".to_owned());
+        let reasons = |own: &[Cause], begins: bool| {
+            let waits = begins.then(|| {
+                Code::RoutesPending.cause("the fast path does not have all routes of its router yet")
+            });
             shape.common.iter().chain(&standing.trouble).chain(own).cloned().chain(waits).collect::<Vec<_>>()
         };
         let (on4, on6) = (planned.is_some_and(|i| i.ipv4), planned.is_some_and(|i| i.ipv6));

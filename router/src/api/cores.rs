@@ -1,6 +1,6 @@
 //! Cores, queues, workloads and events, as JSON of the API.
 
-use super::status::ConditionReport;
+use super::status::{ConditionReport, Why};
 use logic::cores::CoreId;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -137,7 +137,7 @@ pub struct QueueReport {
     /// `thread PID` or `interrupt N`; null: nothing moves it.
     pub moved_by: Option<String>,
     /// Why nothing moves it.
-    pub why_not: Option<String>,
+    pub why_not: Option<Why>,
     /// `PORT/QUEUE`: the queue whose thread or interrupt it shares. That queue's numbers count for both.
     pub moved_with: Option<String>,
     /// Fraction of its core's time that it ran in the last control period.

@@ -1,5 +1,6 @@
 //! Flow rules: requests, answers and `--json` of `millrace flows`.
 
+use super::status::Why;
 use crate::base::packet::Headers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -176,7 +177,7 @@ pub struct FlowsStatus {
     pub in_charge: bool,
     /// Why packets do not go by them although there are rules, as a sentence.
     #[serde(default)]
-    pub why_not: Option<String>,
+    pub why_not: Option<Why>,
     /// Packets whose decision was cached, since there are rules; 0 while rules are not in charge.
     pub cache_hits: u64,
     /// Packets whose decision was not cached, since there are rules.

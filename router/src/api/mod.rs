@@ -6,12 +6,14 @@
 //! | `capture.rs` | captures of packets |
 //! | `cores.rs` | cores, queues, workloads, events |
 //! | `flows.rs` | flow rules |
+//! | `routes.rs` | lists of routes and neighbours |
 //! | `sas.rs` | security associations |
 //! | `workers.rs` | workers and paths |
 
 pub mod capture;
 pub mod cores;
 pub mod flows;
+pub mod routes;
 pub mod sas;
 pub mod status;
 pub mod workers;

@@ -10,9 +10,10 @@ use crate::{
     },
     base::{conditions::Condition, packet::Headers},
 };
+use logic::cause::{Cause, Code};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, fmt, ops::Deref, time::Duration};
 
 /// The overall state of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,7 +27,7 @@ pub struct Status {
     /// Packets are being forwarded, and the tables are current.
     pub ready: bool,
     /// Why it is not ready.
-    pub problem: Option<String>,
+    pub problem: Option<Why>,
     /// What is wrong, limited or unknown now. Conditions of interfaces are left out: `millrace interfaces` shows them.
     #[serde(default)]
     pub conditions: Vec<ConditionReport>,
@@ -77,6 +78,9 @@ pub struct ConditionReport {
     pub text: String,
     /// The whole sentence, as in the log.
     pub sentence: String,
+    /// The codes of the causes in the text; empty: `kind` is the code.
+    #[serde(default)]
+    pub codes: Vec<String>,
     /// How long it has held, seconds.
     pub age_s: f64,
     /// Nothing is wrong: something is slower or later than it could be.
@@ -87,9 +91,10 @@ impl ConditionReport {
     /// The report of a condition that has held for this time.
     pub fn new(condition: Condition, age: Duration) -> Self {
         let sentence = condition.to_string();
-        let Condition { kind, subject, text } = condition;
+        let Condition { kind, subject, text, codes } = condition;
         let (kind, is_note) = (kind.name().into(), kind.is_note());
-        Self { kind, subject, text, sentence, age_s: age.as_secs_f64(), is_note }
+        let codes = codes.into_iter().map(|code| code.name().into()).collect();
+        Self { kind, subject, text, sentence, codes, age_s: age.as_secs_f64(), is_note }
     }
 }
 
@@ -112,12 +117,80 @@ pub struct Families<T> {
     pub ipv6: T,
 }
 
-impl Families<Vec<String>> {
+/// Why something is so: a code for programs, and a sentence for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Why {
+    /// What kind of cause it is, such as `firewall_rule` (docs/reference/codes.md). Codes never change.
+    pub code: String,
+    /// A sentence, with the command that helps. It may change with every version.
+    pub text: String,
+}
+
+impl Why {
+    /// Does Linux forward no such packets either, so that nothing is slow because of it?
+    pub fn is_idle(&self) -> bool {
+        Code::ALL.iter().any(|code| code.is_idle() && code.name() == self.code)
+    }
+}
+
+impl From<&Cause> for Why {
+    fn from(cause: &Cause) -> Why {
+        Why { code: cause.code.name().into(), text: cause.text.clone() }
+    }
+}
+
+impl From<Cause> for Why {
+    fn from(cause: Cause) -> Why {
+        Why { code: cause.code.name().into(), text: cause.text }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Deref for Why {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Of an untold kind.
+#[cfg(test)]
+impl From<&str> for Why {
+    fn from(text: &str) -> Why {
+        Why { code: "any".into(), text: text.into() }
+    }
+}
+
+#[cfg(test)]
+impl From<String> for Why {
+    fn from(text: String) -> Why {
+        text.as_str().into()
+    }
+}
+
+impl PartialEq<&str> for Why {
+    fn eq(&self, other: &&str) -> bool {
+        self.text == *other
+    }
+}
+
+/// Causes, as JSON has them.
+pub fn whys(causes: &[Cause]) -> Vec<Why> {
+    causes.iter().map(Why::from).collect()
+}
+
+impl<T: fmt::Display + PartialEq> Families<Vec<T>> {
     /// Reasons that both have appear once, others with their IP version in front.
     pub fn sentences(&self) -> Vec<String> {
         let (both, only4): (Vec<_>, Vec<_>) = self.ipv4.iter().partition(|why| self.ipv6.contains(why));
         let only6 = self.ipv6.iter().filter(|why| !self.ipv4.contains(why));
-        let both = both.into_iter().cloned();
+        let both = both.into_iter().map(T::to_string);
         let only4 = only4.into_iter().map(|why| format!("IPv4: {why}"));
         both.chain(only4).chain(only6.map(|why| format!("IPv6: {why}"))).collect()
     }
@@ -169,10 +242,10 @@ pub struct PortReport {
     pub ifindex: u32,
     /// `native`, `generic`, or `detached`.
     pub mode: String,
-    /// Why the port is not trusted, as sentences; then the kernel forwards packets that arrive here.
-    pub problems: Vec<String>,
+    /// Why the port is not trusted; then the kernel forwards packets that arrive here.
+    pub problems: Vec<Why>,
     /// Why it is in generic mode, which is slow.
-    pub note: Option<String>,
+    pub note: Option<Why>,
     /// What its classifier does; null: steering is off.
     #[serde(default)]
     pub classifier: Option<String>,
@@ -182,6 +255,12 @@ pub struct PortReport {
     /// Packets that were routed out by this port; without those that flow rules send without routing.
     #[serde(default)]
     pub tx_packets: u64,
+    /// Bytes of the packets that arrived, except those that belong to no interface.
+    #[serde(default)]
+    pub rx_bytes: u64,
+    /// Bytes of the packets that were routed out by this port.
+    #[serde(default)]
+    pub tx_bytes: u64,
     /// Packets that belong to no interface, by reason.
     pub unclassified: Vec<ReasonCount>,
     /// Packets forwarded to this port that it did not take, by reason.
@@ -197,8 +276,8 @@ pub struct RouterReport {
     pub id: Option<u8>,
     /// Packets are accelerated on all of its interfaces.
     pub accelerated: Families<bool>,
-    /// Why none of its packets are, as sentences.
-    pub why_not: Families<Vec<String>>,
+    /// Why none of its packets are.
+    pub why_not: Families<Vec<Why>>,
     /// Rules of its firewall may affect some packets but not all; only those go to the kernel (`millrace firewall`).
     #[serde(default)]
     pub ruled: Families<bool>,
@@ -256,8 +335,8 @@ pub struct RuledPair {
     pub from: Vec<String>,
     /// The devices where they leave.
     pub to: Vec<String>,
-    /// Why Linux decides about them, as a sentence; null: they are fast.
-    pub why_not: Option<String>,
+    /// Why Linux decides about them; null: they are fast.
+    pub why_not: Option<Why>,
     /// Although Linux decides about new connections, established ones may be fast (`millrace connections`).
     #[serde(default)]
     pub established: bool,
@@ -280,8 +359,8 @@ pub struct ConnectionReport {
     pub destination: String,
     /// Who forwards it.
     pub state: ConnectionState,
-    /// Why it stays with Linux, as a sentence; null: it is fast.
-    pub why_not: Option<String>,
+    /// Why it stays with Linux; null: it is fast.
+    pub why_not: Option<Why>,
     /// Source and destination of these packets when they leave; null: NAT does not change them.
     pub translated: Option<[String; 2]>,
     /// Seconds since it became fast; if it stays with Linux: since Linux was last asked about it.
@@ -314,8 +393,8 @@ pub enum ConnectionState {
 pub struct LeftInterface {
     /// Its name.
     pub interface: String,
-    /// Reasons as sentences; none: nothing at this interface keeps this IP version from being accelerated.
-    pub why_not: Families<Vec<String>>,
+    /// Reasons; none: nothing at this interface keeps this IP version from being accelerated.
+    pub why_not: Families<Vec<Why>>,
 }
 
 /// An interface of a router.
@@ -335,10 +414,13 @@ pub struct InterfaceReport {
     pub mac: String,
     /// Packets that arrive here are accelerated.
     pub accelerated: Families<bool>,
-    /// Why packets that arrive here are not accelerated, as sentences, including the reasons of its router.
-    pub why_not: Families<Vec<String>>,
+    /// Why packets that arrive here are not accelerated, including the reasons of its router.
+    pub why_not: Families<Vec<Why>>,
     /// Packets may be sent out here.
     pub transmit: bool,
+    /// Received packets that the fast path did not forward: it passed them up to the kernel, or dropped them.
+    #[serde(default)]
+    pub not_forwarded_packets: u64,
     /// Packets that arrived here.
     pub rx_packets: u64,
     /// Bytes of `rx_packets`.
@@ -360,8 +442,8 @@ pub struct PathReport {
     pub router: Option<String>,
     /// The port whose packets it gets; null: it has packets of all ports.
     pub port: Option<String>,
-    /// Why it has no packets, as a sentence; null: it is active.
-    pub why_not: Option<String>,
+    /// Why it has no packets; null: it is active.
+    pub why_not: Option<Why>,
     /// What happens to packets that no worker can take: `up`, as if there were no path, or `drop`.
     pub otherwise: String,
     /// Packets given to its worker.
@@ -398,8 +480,8 @@ pub struct RouteReport {
     pub router: String,
     /// The address as requested.
     pub address: String,
-    /// Why the router leaves all packets to this address to the kernel, as sentences; empty: it uses its table.
-    pub why_not: Vec<String>,
+    /// Why the router leaves all packets to this address to the kernel; empty: it uses its table.
+    pub why_not: Vec<Why>,
     /// Otherwise the interfaces that leave their packets to the kernel, and why.
     pub left_to_kernel: Vec<LeftInterface>,
     /// The kernel's route behind the answer.
@@ -413,8 +495,8 @@ pub struct RouteReport {
 pub struct HopReport {
     /// `forward` or `pass`.
     pub action: String,
-    /// Why packets go to the kernel.
-    pub reason: Option<String>,
+    /// Why packets go to the kernel; the code is the reason's name.
+    pub reason: Option<Why>,
     /// The interface that packets leave by.
     pub interface: Option<String>,
     /// The neighbour that packets are sent to.
@@ -490,8 +572,8 @@ pub struct VerifyRouter {
     /// Prefixes that the kernel has routes for, including its own addresses, without loopback, link-local and multicast. These
     /// are the routes that `millrace routers` counts in the fast table.
     pub compared: Families<u64>,
-    /// Why its tables are not in use, as sentences; then they are not compared.
-    pub why_not: Families<Vec<String>>,
+    /// Why its tables are not in use; then they are not compared.
+    pub why_not: Families<Vec<Why>>,
     /// Addresses that the kernel was asked about; none of an IP version whose tables are not in use.
     #[serde(default)]
     pub asked: u64,
@@ -583,7 +665,7 @@ pub struct ExplainRequest {
 }
 
 /// What `check` found: whether a daemon would start, and what it would accelerate.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckReport {
     /// The configuration file; null: there is none.
     pub file: Option<String>,

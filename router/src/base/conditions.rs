@@ -5,8 +5,9 @@
 //! begins and when it ends.
 
 use crate::base::{clock::monotonic, guard::locked};
+use logic::cause::Code;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, Mutex},
     time::Duration,
@@ -89,18 +90,20 @@ pub struct Condition {
     pub subject: String,
     /// A sentence.
     pub text: String,
+    /// The codes of the causes in it; none: its kind is the code.
+    pub codes: BTreeSet<Code>,
 }
 
 impl Condition {
     /// Of a text that names its subject.
     pub fn new(kind: ConditionKind, text: impl Into<String>) -> Self {
-        Self { kind, subject: String::new(), text: text.into() }
+        Self { kind, subject: String::new(), text: text.into(), codes: BTreeSet::new() }
     }
 }
 
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, subject, text } = self;
+        let Self { kind, subject, text, .. } = self;
         match (subject.is_empty(), kind.state()) {
             (true, _) => f.write_str(text),
             (false, Some((begun, _))) => write!(f, "{subject} {begun}: {text}"),
@@ -203,7 +206,7 @@ mod tests {
     use ConditionKind::{Core, Linux, Port};
 
     fn of(kind: ConditionKind, subject: &str, text: &str) -> Condition {
-        Condition { kind, subject: subject.into(), text: text.into() }
+        Condition { subject: subject.into(), ..Condition::new(kind, text) }
     }
 
     fn texts(conditions: &Conditions) -> Vec<String> {

@@ -1,7 +1,11 @@
 //! `millrace cores` and `millrace events` as text for people.
 
-use super::table::Table;
+use super::{
+    table::{Table, number, percent, some_names},
+    text::{Finding, findings},
+};
 use crate::api::cores::{CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport};
+use chrono::{DateTime, Local, SecondsFormat, TimeZone};
 use logic::cores::CoreId;
 
 /// Cells of a bar: one per 5 % of a core.
@@ -9,7 +13,34 @@ const BAR: usize = 20;
 
 /// `millrace cores`.
 pub fn cores(report: &CoresReport) -> String {
-    let list = |cores: &[CoreId]| cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join(",");
+    let mut text = settings(report) + &ports(report);
+    for core in &report.cores {
+        let CoreReport { core, resume_us: Some(us), deepest_idle, .. } = core else { continue };
+        let deepest = deepest_idle
+            .as_ref()
+            .map_or(String::new(), |state| format!(", and sleeps no deeper than {state}"));
+        text += &format!("awake       core {core} wakes up within {us} us while it forwards{deepest}\n");
+    }
+    let conditions: Vec<_> = report.conditions.iter().map(Finding::condition).collect();
+    let tables = [
+        core_table(report).text(),
+        handed(report).text(),
+        queues(&report.queues).text(),
+        workloads(report).text(),
+        findings(&conditions),
+    ];
+    for part in tables.iter().filter(|part| !part.is_empty()) {
+        text += &format!("\n{part}");
+    }
+    text
+}
+
+fn list(cores: &[CoreId]) -> String {
+    cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// What decides about queues and cores.
+fn settings(report: &CoresReport) -> String {
     let allowed = report.allowed.as_ref().map_or("all".into(), |allowed| list(allowed));
     let mut text = match report.policy.as_str() {
         "off" => "policy      off: queues are left alone\n".to_owned(),
@@ -32,7 +63,13 @@ pub fn cores(report: &CoresReport) -> String {
             local.follow, local.queues
         );
     }
-    if let Some(drains) = report.drains.as_ref().filter(|drains| drains.left + drains.remained > 0) {
+    text
+}
+
+/// How queues move, spread and wait.
+fn ports(report: &CoresReport) -> String {
+    let mut text = String::new();
+    if let Some(drains) = report.drains.as_ref().filter(|drains| drains.left > 0 || drains.remained > 0) {
         text += &format!(
             "moves       {} waited until all earlier packets had left, {} us at most; {} did not\n",
             drains.left, drains.longest_us, drains.remained
@@ -52,50 +89,54 @@ pub fn cores(report: &CoresReport) -> String {
             _ => format!("moderation  {port}: {}\n", why_not.as_deref().unwrap_or("not known yet")),
         };
     }
-    for core in &report.cores {
-        let CoreReport { core, resume_us: Some(us), deepest_idle, .. } = core else { continue };
-        let deepest = deepest_idle
-            .as_ref()
-            .map_or(String::new(), |state| format!(", and sleeps no deeper than {state}"));
-        text += &format!("awake       core {core} wakes up within {us} us while it forwards{deepest}\n");
-    }
-    text += &super::text::conditions(&report.conditions);
-    let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
+    text
+}
+
+fn core_table(report: &CoresReport) -> Table {
+    let mut table = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
     for core in &report.cores {
         let on = report.queues.iter().filter(|queue| queue.core == Some(core.core));
-        cores.row([
+        let on: Vec<_> = on.map(|queue| format!("{}/{}", queue.port, queue.queue)).collect();
+        let role = match core.may_forward {
+            true => core.role.clone(),
+            false => format!("{} {}", core.role, table.note("it may not forward (`allowed` in [cores])")),
+        };
+        table.row([
             core.core.to_string(),
             core.node.to_string(),
-            if core.may_forward { core.role.clone() } else { format!("{}, may not forward", core.role) },
+            role,
             percent(core.forwarding),
             core.other.map_or(String::new(), percent),
             bar(core.forwarding, core.other.unwrap_or(0.0)),
-            on.map(|queue| format!("{}/{}", queue.port, queue.queue)).collect::<Vec<_>>().join(" "),
-            core.workloads.join(", "),
+            some_names(on.iter().map(String::as_str)),
+            some_names(core.workloads.iter().map(String::as_str)),
         ]);
     }
-    text += "\n";
-    text += &cores.text();
-    let steered = |core: &&CoreReport| core.handed_packets > 0 || core.flows > 0;
-    if report.cores.iter().any(|core| steered(&core)) {
-        let mut handed = Table::new(&["CORE", "HANDED PACKETS", "DROPPED", "FLOWS", "PRIORITY"]);
-        for core in report.cores.iter().filter(steered) {
-            let CoreReport { core, handed_packets, handed_dropped, flows, priority_flows, .. } = core;
-            handed.row([
-                core.to_string(),
-                handed_packets.to_string(),
-                handed_dropped.to_string(),
-                flows.to_string(),
-                priority_flows.to_string(),
-            ]);
-        }
-        text += "\n";
-        text += &handed.text();
+    table
+}
+
+/// Packets that cores got from others because of rules.
+fn handed(report: &CoresReport) -> Table {
+    let mut table = Table::new(&["CORE", "HANDED PACKETS", "DROPPED", "FLOWS", "PRIORITY"]);
+    for core in report.cores.iter().filter(|core| core.handed_packets > 0 || core.flows > 0) {
+        let CoreReport { core, handed_packets, handed_dropped, flows, priority_flows, .. } = core;
+        table.row([
+            core.to_string(),
+            handed_packets.to_string(),
+            handed_dropped.to_string(),
+            flows.to_string(),
+            priority_flows.to_string(),
+        ]);
     }
-    let mut queues = Table::new(&[
+    table
+}
+
+fn queues(queues: &[QueueReport]) -> Table {
+    let mut table = Table::new(&[
         "PORT",
         "QUEUE",
         "CORE",
+        "SHARED BY",
         "RAN",
         "WAITED",
         "WAKE-UPS/S",
@@ -103,40 +144,41 @@ pub fn cores(report: &CoresReport) -> String {
         "A POLL",
         "MOVED BY",
     ]);
-    for queue in &report.queues {
-        let about = if queue.is_estimate { "about " } else { "" };
-        queues.row([
+    for queue in queues {
+        let about = if queue.is_estimate { "~" } else { "" };
+        let shared: Vec<_> = queue.shared.iter().map(CoreId::to_string).collect();
+        let moved_by = match (&queue.moved_by, &queue.moved_with, &queue.why_not) {
+            (Some(by), None, _) => by.clone(),
+            (Some(_), Some(leader), _) => format!("with {leader}"),
+            (None, _, Some(why)) => format!("nothing {}", table.note(&why.text)),
+            (None, _, None) => "nothing".into(),
+        };
+        table.row([
             queue.port.clone(),
             queue.queue.to_string(),
-            core_of(queue),
-            format!("{about}{}", percent(queue.ran)),
-            percent(queue.waited),
-            format!("{:.0}", queue.wakeups_per_s),
-            queue.packets_per_s.map_or(String::new(), |packets| format!("{packets:.0}")),
-            a_poll(queue).map_or(String::new(), |packets| format!("{packets:.1}")),
-            match (&queue.moved_by, &queue.why_not) {
-                (Some(by), _) => match &queue.moved_with {
-                    Some(leader) => format!("{by}, with {leader}"),
-                    None => by.clone(),
-                },
-                (None, why) => format!("nothing: {}", why.as_deref().unwrap_or("?")),
+            queue.core.map_or(String::new(), |core| core.to_string()),
+            shared.join("+"),
+            match percent(queue.ran) {
+                ran if ran.is_empty() => ran,
+                ran => format!("{about}{ran}"),
             },
+            percent(queue.waited),
+            number(queue.wakeups_per_s, 0),
+            queue.packets_per_s.map_or(String::new(), |packets| number(packets, 0)),
+            a_poll(queue).map_or(String::new(), |packets| number(packets, 1)),
+            moved_by,
         ]);
     }
-    if !report.queues.is_empty() {
-        text += "\n";
-        text += &queues.text();
-    }
-    let mut workloads = Table::new(&["WORKLOAD", "ID", "KIND", "CORES"]);
+    table
+}
+
+fn workloads(report: &CoresReport) -> Table {
+    let mut table = Table::new(&["WORKLOAD", "ID", "KIND", "CORES"]);
     for workload in &report.workloads {
         let id = if workload.kind == "declared" { String::new() } else { workload.id.to_string() };
-        workloads.row([workload.name.clone(), id, workload.kind.clone(), list(&workload.cores)]);
+        table.row([workload.name.clone(), id, workload.kind.clone(), list(&workload.cores)]);
     }
-    if !report.workloads.is_empty() {
-        text += "\n";
-        text += &workloads.text();
-    }
-    text
+    table
 }
 
 /// `millrace events`: a line for each; with `silent`, nothing if there are none.
@@ -147,33 +189,39 @@ pub fn events(events: &[EventReport], silent: bool) -> String {
     events.iter().map(event).collect()
 }
 
-/// A line of `millrace events`.
+/// A line of `millrace events`, with the date in the zone of this machine.
 pub fn event(event: &EventReport) -> String {
+    event_in(event, &Local)
+}
+
+fn event_in(event: &EventReport, zone: &impl TimeZone) -> String {
     let cores = |cores: &[CoreId]| cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join("+");
     let EventReport { unix_s, port, queue, from, to, why, .. } = event;
-    let change = if from == to { cores(from) } else { format!("{} -> {}", cores(from), cores(to)) };
-    let (s, ms) = (*unix_s as u64, (unix_s.fract() * 1000.0) as u64);
-    let (hours, minutes, seconds) = (s / 3600 % 24, s / 60 % 60, s % 60);
-    let about = if port.is_empty() { "-".into() } else { format!("{port}/{queue}  core {change}") };
-    format!("{hours:02}:{minutes:02}:{seconds:02}.{ms:03} UTC  {about}  {why}\n")
+    let change = match (cores(from), cores(to)) {
+        (from, to) if from == to => from,
+        (from, to) if from.is_empty() => format!("-> {to}"),
+        (from, to) => format!("{from} -> {to}").trim_end().into(),
+    };
+    let about = match (port.is_empty(), change.is_empty()) {
+        (true, _) => "-".into(),
+        (false, true) => format!("{port}/{queue}"),
+        (false, false) => format!("{port}/{queue}  core {change}"),
+    };
+    format!("{}  {about}  {why}\n", date(*unix_s, zone))
+}
+
+/// RFC 3339, with milliseconds and the offset of the zone.
+fn date(unix_s: f64, zone: &impl TimeZone) -> String {
+    let ms = (unix_s * 1000.0).round();
+    // Floats beyond i64 become its bounds, which are no dates.
+    let utc = DateTime::from_timestamp_millis(ms as i64).filter(|_| ms.is_finite());
+    utc.map_or("-".into(), |utc| utc.with_timezone(zone).to_rfc3339_opts(SecondsFormat::Millis, false))
 }
 
 /// Packets per poll, on average.
 fn a_poll(queue: &QueueReport) -> Option<f64> {
     let (packets, polls) = queue.packets_per_s.zip(queue.polls_per_s)?;
     (polls > 0.0).then(|| packets / polls)
-}
-
-/// The core that polls a queue, and the cores that share it.
-fn core_of(queue: &QueueReport) -> String {
-    let core = queue.core.map_or(String::new(), |core| core.to_string());
-    let shared: Vec<String> = queue.shared.iter().map(CoreId::to_string).collect();
-    if shared.is_empty() { core } else { format!("{core}, shared by {}", shared.join("+")) }
-}
-
-fn percent(fraction: f64) -> String {
-    // Adding 0.0 turns -0 into 0.
-    format!("{:.0} %", (fraction * 100.0).round() + 0.0)
 }
 
 /// Forwarding as `#`, other work as `=`.
@@ -189,8 +237,9 @@ mod tests {
     use super::*;
     use crate::api::{
         cores::{DrainsReport, LocalReport, ServeReport, WorkloadReport},
-        status::ConditionReport,
+        status::{ConditionReport, Why},
     };
+    use chrono::FixedOffset;
 
     #[test]
     fn cores_are_shown() {
@@ -214,7 +263,7 @@ mod tests {
             polls_per_s: Some(4000.0),
             ..QueueReport::default()
         };
-        let why_not = Some("it has no interrupt".into());
+        let why_not = Some(Why { code: "no_interrupt".into(), text: "it has no interrupt".into() });
         let fixed = QueueReport { port: "eth2".into(), why_not, is_estimate: true, ..QueueReport::default() };
         let workload = WorkloadReport { id: 7, name: "db".into(), kind: "process".into(), cores: vec![0, 2] };
         let report = CoresReport {
@@ -275,19 +324,22 @@ mod tests {
              moderation  eth1: packets wait up to 50 us for others, by the device\n\
              moderation  eth2: why\n\
              awake       core 1 wakes up within 20 us while it forwards, and sleeps no deeper than C1\n\
-             problem     x (for 5 s)\n\
              \n\
-             CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \
-             0     0  serve                       0 %   25 %  [=====               ]  -       db\n   \
-             1     0  forward                    50 %      -  [##########          ]  eth1/0  -\n   \
-             2     0  idle, may not forward       0 %    0 %  [                    ]  -       -\n\
+             CORE  NODE  ROLE      FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \
+             0     0  serve          0 %   25 %  [=====               ]  -       db\n   \
+             1     0  forward       50 %      -  [##########          ]  eth1/0  -\n   \
+             2     0  idle [1]       0 %    0 %  [                    ]  -       -\n  \
+             [1] it may not forward (`allowed` in [cores])\n\
              \n\
-             PORT  QUEUE  CORE  RAN        WAITED  WAKE-UPS/S  PACKETS/S  A POLL  MOVED BY\n\
-             eth1      0     1  50 %          1 %        2000      48000    12.0  thread 42\n\
-             eth2      0     -  about 0 %     0 %           0          -       -  nothing: it has no interrupt\n\
+             PORT  QUEUE  CORE   RAN  WAITED  WAKE-UPS/S  PACKETS/S  A POLL  MOVED BY\n\
+             eth1      0     1  50 %     1 %        2000      48000    12.0  thread 42\n\
+             eth2      0     -  ~0 %     0 %           0          -       -  nothing [1]\n  \
+             [1] it has no interrupt\n\
              \n\
              WORKLOAD  ID  KIND     CORES\n\
-             db         7  process    0,2\n"
+             db         7  process  0,2\n\
+             \n\
+             problems:\n  x (for 5 s)\n"
         );
         let steered = CoreReport {
             handed_packets: 5000,
@@ -308,9 +360,11 @@ mod tests {
 
     #[test]
     fn cores_that_share_a_queue_are_shown() {
-        let queue = |shared| QueueReport { core: Some(1), shared, ..QueueReport::default() };
-        assert_eq!(core_of(&queue(vec![])), "1");
-        assert_eq!(core_of(&queue(vec![1, 3])), "1, shared by 1+3");
+        let queue =
+            |shared| QueueReport { port: "a".into(), core: Some(1), shared, ..QueueReport::default() };
+        let text = super::queues(&[queue(vec![]), queue(vec![1, 3])]).text();
+        let rows: Vec<_> = text.lines().map(|line| line.split_whitespace().nth(3)).collect();
+        assert_eq!(rows, [Some("SHARED"), Some("-"), Some("1+3")], "{text}");
     }
 
     #[test]
@@ -334,19 +388,26 @@ mod tests {
             to: vec![0, 1],
             why: "it alone wants 90 %".into(),
         };
+        let zone = FixedOffset::east_opt(5400).unwrap();
+        let line = |event: &EventReport| event_in(event, &zone);
         assert_eq!(
-            events(std::slice::from_ref(&happened), false),
-            "01:46:40.250 UTC  eth1/2  core 0 -> 0+1  it alone wants 90 %\n"
+            line(&happened),
+            "2001-09-09T03:16:40.250+01:30  eth1/2  core 0 -> 0+1  it alone wants 90 %\n"
         );
         let about_a_core =
             EventReport { port: String::new(), why: "core 1 is online".into(), ..happened.clone() };
-        assert_eq!(events(&[about_a_core], true), "01:46:40.250 UTC  -  core 1 is online\n");
-        let stays = EventReport { to: vec![0], ..happened };
-        assert_eq!(events(&[stays], true), "01:46:40.250 UTC  eth1/2  core 0  it alone wants 90 %\n");
-    }
-
-    #[test]
-    fn a_small_negative_fraction_is_shown_as_zero() {
-        assert_eq!([-0.001, 0.0, 0.004, 0.5].map(percent), ["0 %", "0 %", "0 %", "50 %"]);
+        assert_eq!(line(&about_a_core), "2001-09-09T03:16:40.250+01:30  -  core 1 is online\n");
+        let stays = EventReport { to: vec![0], ..happened.clone() };
+        assert!(line(&stays).ends_with("  eth1/2  core 0  it alone wants 90 %\n"));
+        let gone =
+            EventReport { from: vec![], to: vec![], why: "the queue is gone".into(), ..happened.clone() };
+        assert!(line(&gone).ends_with("+01:30  eth1/2  the queue is gone\n"), "{}", line(&gone));
+        let left = EventReport { from: vec![3], to: vec![], ..gone.clone() };
+        assert!(line(&left).ends_with("  eth1/2  core 3 ->  the queue is gone\n"));
+        let new = EventReport { from: vec![], to: vec![3], ..gone };
+        assert!(line(&new).ends_with("  eth1/2  core -> 3  the queue is gone\n"));
+        for unix_s in [f64::NAN, f64::INFINITY, -f64::INFINITY, 1e300] {
+            assert!(line(&EventReport { unix_s, ..happened.clone() }).starts_with("-  eth1/2"), "{unix_s}");
+        }
     }
 }

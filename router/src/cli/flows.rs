@@ -6,7 +6,7 @@ use crate::{
         flows::{Command, FailedLine, FlowReport, FlowsChanged, FlowsRequest},
         status::Status,
     },
-    base::{guard, instance::Instance},
+    base::{foreign::shown_json, guard, instance::Instance},
     daemon::{api::MAX_FLOWS_BYTES, client},
     switch::file::{END, PORTS},
 };
@@ -329,18 +329,18 @@ fn list(instance: &Instance, select: &Select, why: bool) -> Result<()> {
     let mut first = true;
     each(instance, &select.matching, |flow| {
         let start = match (json, std::mem::take(&mut first)) {
-            (true, true) => "[\n",
-            (true, false) => ",\n",
+            (true, true) => "[",
+            (true, false) => ",",
             (false, true) => HEAD,
             (false, false) => "",
         };
         let because = flow.why.as_ref().filter(|_| why).map_or(String::new(), |why| format!("      {why}\n"));
-        let text = if json { serde_json::to_string(&flow)? } else { row(&flow) + &because };
+        let text = if json { shown_json(&serde_json::to_string(&flow)?) } else { row(&flow) + &because };
         print(&format!("{start}{text}"))
     })?;
     match (json, first) {
         (true, true) => print("[]\n"),
-        (true, false) => print("\n]\n"),
+        (true, false) => print("]\n"),
         (false, true) => print("no rules\n"),
         (false, false) => Ok(()),
     }

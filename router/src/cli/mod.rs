@@ -6,7 +6,9 @@
 //! | `text.rs` | reports as text for people |
 //! | `table.rs` | columns |
 //! | `run.rs` | `millrace run` and `millrace check` |
+//! | `routes.rs` | `millrace routes` and `millrace neighbours` |
 //! | `flows.rs` | `millrace flows` |
+//! | `addresses.rs` | addresses of interfaces |
 //! | `cores.rs` | `millrace cores` and `millrace events` as text |
 //! | `top/` | `millrace top` |
 //! | `paths.rs` | `millrace paths` |
@@ -18,6 +20,7 @@
 //! | `capture.rs`, `pcap_filter.rs` | `millrace capture`, and its filters |
 //! | `frames.rs` | frames from a pcap or pcapng file |
 
+mod addresses;
 mod calibrate;
 mod capture;
 mod cores;
@@ -30,6 +33,7 @@ mod paths;
 mod pcap_filter;
 #[cfg(test)]
 mod reference;
+mod routes;
 mod run;
 mod sas;
 mod table;
@@ -38,11 +42,10 @@ mod top;
 
 use crate::{
     api::{
-        RouteQuery,
         cores::{CoresReport, EventReport},
         status::{
             ConnectionReport, ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport,
-            ReloadReport, RouteReport, RouterReport, Status, StopReport, VerifyReport,
+            ReloadReport, RouterReport, Status, StopReport,
         },
     },
     base::{
@@ -59,16 +62,19 @@ use crate::{
     },
     switch::controllers::ControllersReport,
 };
+use addresses::Addresses;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     net::IpAddr,
     path::Path,
     process::ExitCode,
     time::Duration,
 };
+use text::{InterfaceRates, InterfaceShown};
 
 /// How long a command waits for an answer that the daemon has ready.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -102,14 +108,16 @@ enum Command {
     Ports(Output),
     /// Show each router, whether it is accelerated, and why not.
     Routers(Output),
-    /// Show each interface of a router, its counters, and why it is left to the kernel.
-    Interfaces(Output),
+    /// Show each interface of a router: addresses, counters or rates, and why it is left to the kernel.
+    Interfaces(Interfaces),
     /// Show which pairs of devices are fast, and which firewall rules keep the others with Linux.
     Firewall(Output),
     /// Show connections that bypass firewall rules and NAT, and why others do not.
     Connections(Connections),
-    /// Look up the next hop of an address, or compare the fast tables with the kernel's.
-    Routes(Routes),
+    /// Count or list routes, look up an address or a prefix, or compare the fast tables with the kernel's.
+    Routes(routes::Routes),
+    /// Show neighbours with their MAC addresses, and whether the fast path uses them.
+    Neighbours(routes::Neighbours),
     /// Run the real program on a packet and show each step of its decision.
     #[command(after_help = EXPLAIN_HELP)]
     Explain(Explain),
@@ -125,7 +133,7 @@ enum Command {
     Events(Events),
     /// Print all metrics for Prometheus (docs/reference/metrics.md), or write them to a file.
     Metrics(metrics::Metrics),
-    /// Show cores, queues, routers, flow rules and paths, live.
+    /// Show cores, queues, routers, interfaces, flow rules, talkers and paths, live.
     #[command(after_help = top::HELP)]
     Top(top::Top),
     /// Run the packets of captures through paths, without a daemon.
@@ -188,17 +196,13 @@ struct Events {
 }
 
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("what").required(true).args(["address", "verify"]))]
-struct Routes {
-    /// The destination to look up in the fast table.
-    address: Option<IpAddr>,
-    /// The router whose table it is [default: the host].
-    #[arg(long, value_name = "NAME", conflicts_with = "verify")]
+struct Interfaces {
+    /// Show only interfaces of this router.
+    #[arg(long, value_name = "NAME")]
     router: Option<String>,
-    /// Compare the fast table of every router with the kernel's. The exit status is 1 if they differ. It is 3 if no
-    /// difference was found but a router could not be verified.
+    /// Count for a second, and show packets and bits per second.
     #[arg(long)]
-    verify: bool,
+    rates: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -273,7 +277,6 @@ impl Command {
             | Command::Cores(o)
             | Command::Ports(o)
             | Command::Routers(o)
-            | Command::Interfaces(o)
             | Command::Firewall(o)
             | Command::Reload(o) => o.json,
             Command::Stop(stop) => stop.output.json,
@@ -285,7 +288,9 @@ impl Command {
             Command::Sas(sas) => sas.is_json(),
             Command::Calibrate(calibrate) => calibrate.is_json(),
             Command::Connections(connections) => connections.output.json,
-            Command::Routes(routes) => routes.output.json,
+            Command::Routes(routes) => routes.is_json(),
+            Command::Neighbours(neighbours) => neighbours.is_json(),
+            Command::Interfaces(interfaces) => interfaces.output.json,
             Command::Explain(explain) => explain.output.json,
         }
     }
@@ -304,14 +309,13 @@ impl Cli {
             Command::Routers(o) => {
                 show(o, &get::<Vec<RouterReport>>(&instance, "/routers")?, |r| text::routers(r))
             }
-            Command::Interfaces(o) => {
-                show(o, &get::<Vec<InterfaceReport>>(&instance, "/interfaces")?, |r| text::interfaces(r))
-            }
+            Command::Interfaces(interfaces) => interfaces.run(&instance),
             Command::Firewall(o) => {
                 show(o, &get::<Vec<FirewallReport>>(&instance, "/firewall")?, |r| text::firewall(r))
             }
             Command::Connections(connections) => connections.run(&instance),
             Command::Routes(routes) => return routes.run(&instance),
+            Command::Neighbours(neighbours) => neighbours.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
             Command::Capture(capture) => capture.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
@@ -339,8 +343,9 @@ impl Events {
         loop {
             let new: Vec<EventReport> = get(instance, &format!("/events?after={seen}"))?;
             seen = new.last().map_or(seen, |event| event.number);
-            if !(self.follow && new.is_empty()) {
-                show(self.output, &new, |events| cores::events(events, self.follow))?;
+            match self.output.json {
+                true => new.iter().try_for_each(print_json)?,
+                false => print(&cores::events(&new, self.follow))?,
             }
             if !self.follow {
                 return Ok(ExitCode::SUCCESS);
@@ -350,28 +355,34 @@ impl Events {
     }
 }
 
-impl Routes {
-    fn run(self, instance: &Instance) -> Result<ExitCode> {
-        let Some(address) = self.address else {
-            let report: VerifyReport = get_patiently(instance, "/verify", LONG_PATIENCE)?;
-            show(self.output, &report, text::verify)?;
-            return Ok(verified(&report));
+impl Interfaces {
+    fn run(self, instance: &Instance) -> Result<()> {
+        let read = || -> Result<(Duration, Vec<InterfaceReport>)> {
+            let mut all: Vec<InterfaceReport> = get(instance, "/interfaces")?;
+            all.retain(|i| self.router.as_ref().is_none_or(|router| *router == i.router));
+            Ok((monotonic(), all))
         };
-        let query = RouteQuery { address, router: self.router };
-        let path = format!("/route?{}", url_query(&query));
-        show(self.output, &get::<RouteReport>(instance, &path)?, text::route)?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
-/// The exit status if a router could not be verified; failures of the command itself have another.
-const UNVERIFIED: u8 = 3;
-
-fn verified(report: &VerifyReport) -> ExitCode {
-    match (report.differences, report.unverified) {
-        (0, 0) => ExitCode::SUCCESS,
-        (0, _) => ExitCode::from(UNVERIFIED),
-        _ => ExitCode::FAILURE,
+        let before = self.rates.then(&read).transpose()?;
+        if self.rates {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        let (at, now) = read()?;
+        let daemon = get::<Status>(instance, "/status")?.pid;
+        let mut of_routers: BTreeMap<String, Option<Addresses>> = BTreeMap::new();
+        let shown = now.into_iter().map(|report| {
+            let read = || addresses::of_router(&report.router, daemon).ok();
+            let of_router = of_routers.entry(report.router.clone()).or_insert_with(read).as_ref();
+            let addresses = of_router.map(|all| all.get(&report.interface).cloned().unwrap_or_default());
+            let rates = before.as_ref().map(|(then, before)| {
+                let is_same =
+                    |i: &&InterfaceReport| (&i.router, &i.interface) == (&report.router, &report.interface);
+                let seconds = at.saturating_sub(*then).as_secs_f64();
+                InterfaceRates::between(before.iter().find(is_same), &report, seconds)
+            });
+            InterfaceShown { report, addresses, rates }
+        });
+        let shown: Vec<_> = shown.collect();
+        show(self.output, &shown[..], text::interfaces)
     }
 }
 
@@ -389,11 +400,6 @@ impl Connections {
         let path = format!("/connections?{}", query.join("&"));
         show(self.output, &get::<Vec<ConnectionReport>>(instance, &path)?, |r| text::connections(r))
     }
-}
-
-fn url_query(query: &RouteQuery) -> String {
-    let router = query.router.as_ref().map_or(String::new(), |r| format!("&router={}", percent(r)));
-    format!("address={}{router}", percent(&query.address.to_string()))
 }
 
 /// RFC 3986 2.1: all characters except the unreserved ones as %XX.
@@ -594,8 +600,9 @@ fn show<T: Serialize + ?Sized>(output: Output, report: &T, text: impl Fn(&T) -> 
     if output.json { print_json(report) } else { print(&text(report)) }
 }
 
+/// Prints a document as one line.
 fn print_json(report: &(impl Serialize + ?Sized)) -> Result<()> {
-    print(&(shown_json(&serde_json::to_string_pretty(report)?) + "\n"))
+    print(&(shown_json(&serde_json::to_string(report)?) + "\n"))
 }
 
 /// Prints the output of a command. A reader that closes the pipe early (`| head`) is no error.
@@ -626,8 +633,12 @@ mod tests {
         let fine = [
             "run --port eth1 --port eth2 --router red --router pid:3 --heartbeat 10s --generic --instance x",
             "status --json",
+            "routes --json",
             "routes 10.0.0.1 --router red",
+            "routes 10.0.0.0/8 --longer --limit 5",
             "routes --verify --json",
+            "neighbours --router red --interface eth1",
+            "interfaces --router red --rates",
             "explain udp_10.0.0.1:1_->_10.1.0.1:2_ttl=1 --port eth1 --verbose",
             "stop --instance x",
             "stop --all --json",
@@ -654,8 +665,8 @@ mod tests {
             ("run --router pid:x", "is not a router"),
             ("status --instance a/b", "is not an instance name"),
             ("stop --all --instance x", "cannot be used with"),
-            ("routes", "required"),
-            ("routes 10.0.0", "invalid IP address"),
+            ("routes 10.0.0", "neither an address nor a prefix"),
+            ("routes --longer", "required"),
             ("routes --verify 10.0.0.1", "cannot be used with"),
             ("explain", "required"),
             ("flows", "Usage"),
@@ -672,11 +683,5 @@ mod tests {
                 Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' '))).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
         }
-    }
-
-    #[test]
-    fn url_queries() {
-        let query = RouteQuery { address: "2001:db8::1".parse().unwrap(), router: Some("a b&/".into()) };
-        assert_eq!(url_query(&query), "address=2001%3Adb8%3A%3A1&router=a%20b%26%2F");
     }
 }

@@ -7,9 +7,11 @@ use crate::{
     config::Config,
 };
 use clap::{Arg, ArgAction, Command, CommandFactory};
+use logic::cause::Code;
 use std::{fmt::Write, path::Path};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/cli.md");
+const CODES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/codes.md");
 
 /// `--port DEVICE`, `ADDRESS` or `FLOW...`, as code.
 fn syntax(arg: &Arg) -> String {
@@ -151,6 +153,13 @@ fn made(page: &str) -> String {
 fn the_page_is_made_of_the_commands() {
     let page = std::fs::read_to_string(PAGE).unwrap();
     assert_current(Path::new(PAGE), &made(&page));
+}
+
+#[test]
+fn the_page_of_codes_has_each_code() {
+    let page = std::fs::read_to_string(CODES).unwrap();
+    let rows = Code::ALL.iter().map(|code| vec![format!("`{}`", code.name()), code.meaning().into()]);
+    assert_current(Path::new(CODES), &with_part(&page, "codes", &table(&["code", "meaning"], rows)));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{
         CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, ModerationReport, QueueReport,
         ServeReport, SpreadReport, WorkloadReport,
     },
-    api::status::ConditionReport,
+    api::status::{ConditionReport, Why},
     base::{
         clock::monotonic,
         conditions::{Condition, ConditionKind, Conditions},
@@ -186,7 +186,9 @@ impl Handle {
     fn queue(&self, now: &Snapshot, queue: &QueueNow) -> QueueReport {
         let QueueNow { source, load, leader, times, .. } = queue;
         let (moved_by, why_not) = match (queue.refused, source.control) {
-            (Some(why), _) | (None, Control::None { why }) => (None, Some(why.to_string())),
+            (Some(why), _) | (None, Control::None { why }) => {
+                (None, Some(Why::from(why.code().cause(why.to_string()))))
+            }
             (None, Control::Thread { pid }) => (Some(format!("thread {pid}")), None),
             (None, Control::Interrupt { irq }) => (Some(format!("interrupt {irq}")), None),
         };

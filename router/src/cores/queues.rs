@@ -8,7 +8,7 @@ use crate::linux::{
     ethtool::Ethtool,
     netlink::netdev::{Napi, Netdev, RxQueue},
 };
-use logic::plan::PortId;
+use logic::{cause::Code, plan::PortId};
 use std::{collections::BTreeMap, fmt, fs, io};
 
 /// The names of NAPI threads begin with this.
@@ -94,6 +94,23 @@ pub enum Obstacle {
     Unnoted,
     /// The kernel alone places the interrupt.
     InterruptManaged { irq: u32 },
+}
+
+impl Obstacle {
+    /// The code of this obstacle.
+    pub fn code(self) -> Code {
+        match self {
+            Obstacle::SenderCore => Code::SenderCore,
+            Obstacle::ThreadUnseen => Code::ThreadUnseen,
+            Obstacle::Namesakes => Code::Namesakes,
+            Obstacle::Unmatched { .. } => Code::NapiUnmatched,
+            Obstacle::InterruptUnknown => Code::InterruptUnknown,
+            Obstacle::Refused => Code::MoveRefused,
+            Obstacle::Contested => Code::MovedByOthers,
+            Obstacle::Unnoted => Code::SettingsUnsaved,
+            Obstacle::InterruptManaged { .. } => Code::InterruptManaged,
+        }
+    }
 }
 
 impl fmt::Display for Obstacle {

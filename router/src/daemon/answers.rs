@@ -15,13 +15,14 @@ use crate::{
         status::{
             Families, FirewallReport, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets,
             PortReport, ReasonCount, RouteReport, RouterReport, RuledPair, RuledPairs, Status, StopReport,
-            TableUse,
+            TableUse, Why, whys,
         },
     },
     plane::{Charge, Counters, InterfaceCount},
     switch::seam::rule_port,
 };
 use logic::{
+    cause::{Cause, Code, joined},
     flow::RulePort,
     mirror::{Established, InterfaceView, PairView, RouterView, RulesView},
     net::Vlan,
@@ -48,6 +49,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Firewall => json(&self.firewall_reports()),
             Query::Interfaces => json(&self.interface_reports(&self.totals()?).collect::<Vec<_>>()),
             Query::Route(query) => json(&self.route(query)?),
+            Query::Routes(query) => json(&self.route_list(query)?),
+            Query::Neighbours(query) => json(&self.neighbour_reports(query)),
             Query::Verify | Query::Reload(_) => Err(ApiError::failed("this is not answered here")),
             Query::Capture(request) => json(&self.begin_capture(request)?),
             Query::Explain(request) => json(&self.explain(request)?),
@@ -95,7 +98,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let all = all_interfaces(totals);
         let problem = self.confirming.why_not(now).or_else(|| {
             let idle = self.world.ports.values().all(|p| !p.obstacles().is_empty());
-            idle.then(|| "no port is trusted; the kernel forwards everything".into())
+            idle.then(|| Code::NoTrustedPort.cause("no port is trusted; the kernel forwards everything"))
         });
         let gauge = &self.flows.end.gauge;
         let (cache_hits, cache_misses) = self.flows.rules.as_ref().map_or((0, 0), K::Plane::decided);
@@ -104,7 +107,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             pid: std::process::id(),
             instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
             ready: problem.is_none(),
-            problem,
+            problem: problem.map(Why::from),
             conditions: self.condition_reports(),
             uptime_s: now.saturating_sub(self.started).as_secs(),
             heartbeat: Heartbeat {
@@ -125,7 +128,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 names: self.names_of_rules(),
                 file: self.config.flows.file.as_ref().map(|file| file.display().to_string()),
                 in_charge: self.flows.rules.is_some(),
-                why_not: gauge.why_not().clone(),
+                why_not: gauge.why_not().as_ref().map(Why::from),
                 cache_hits,
                 cache_misses,
                 slow_done: gauge.slow_done.load(Relaxed),
@@ -199,7 +202,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let is_ours = |payer: Charge| router.router.is_some_and(|id| payer == Charge::Router(id));
         let (routes4, routes6, _) =
             router.router.map_or((0, 0, false), |id| self.generation.tables.route_counts(id));
-        let is_left = |family: fn(&Families<Vec<String>>) -> &Vec<String>| {
+        let is_left = |family: fn(&Families<Vec<Why>>) -> &Vec<Why>| {
             sum.left.iter().any(|interface| !family(&interface.why_not).is_empty())
         };
         let weight = self.config.shares.weight(&router.name);
@@ -222,7 +225,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             share: router.router.and_then(|id| self.generation.plane.taken_of_cores(id)),
             cut: cut_packets(totals, is_ours),
             reasons: reasons(totals, is_ours),
-            why_not: Families { ipv4: router.ipv4, ipv6: router.ipv6 },
+            why_not: Families { ipv4: whys(&router.ipv4), ipv6: whys(&router.ipv6) },
         }
     }
 
@@ -242,7 +245,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 interface.interface.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default();
             let router = routers.get(&interface.namespace);
             if let Some(router) = router {
-                let theirs = |why: &String| format!("router {}: {why}", router.name);
+                let theirs = |why: &Cause| why.map(|text| format!("router {}: {text}", router.name));
                 interface.reasons4.extend(router.ipv4.iter().map(theirs));
                 interface.reasons6.extend(router.ipv6.iter().map(theirs));
             }
@@ -255,7 +258,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 mac: interface.mac.to_string(),
                 accelerated: Families { ipv4: interface.ipv4, ipv6: interface.ipv6 },
                 transmit: interface.transmit,
-                why_not: Families { ipv4: interface.reasons4, ipv6: interface.reasons6 },
+                not_forwarded_packets: count.other_packets,
+                why_not: Families { ipv4: whys(&interface.reasons4), ipv6: whys(&interface.reasons6) },
                 rx_packets: count.rx_packets(),
                 rx_bytes: count.rx_bytes(),
                 tx_packets: count.tx_packets,
@@ -275,7 +279,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 None => Err(ApiError::unknown(format!(
                     "router {} has no table: {}",
                     router.name,
-                    router.ipv4.join("; ")
+                    joined(&router.ipv4)
                 ))),
             },
             None => {
@@ -302,7 +306,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let prefix = self.route_to(router.namespace, query.address).map(|(prefix, _)| prefix);
         let v4 = query.address.is_ipv4();
         let obstacles = self.routers_and_obstacles().find(|r| r.namespace == router.namespace);
-        let mut why_not = obstacles.map(|r| if v4 { r.ipv4 } else { r.ipv6 }).unwrap_or_default();
+        let why_not = obstacles.map(|r| if v4 { r.ipv4 } else { r.ipv6 }).unwrap_or_default();
+        let mut why_not = whys(&why_not);
         let of_router: Vec<_> = self.world.interfaces().filter(|i| i.namespace == router.namespace).collect();
         let interfaces = of_router.len();
         let of_family = |mut interface: InterfaceView| {
@@ -312,7 +317,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let left_to_kernel: Vec<_> = of_router.into_iter().filter_map(of_family).collect();
         if why_not.is_empty() && left_to_kernel.len() == interfaces {
-            why_not.push("none of its interfaces is accelerated, see `millrace interfaces`".into());
+            let text = "none of its interfaces is accelerated, see `millrace interfaces`";
+            why_not.push(Code::NoFastInterface.cause(text).into());
         }
         let left_to_kernel = if why_not.is_empty() { left_to_kernel } else { Vec::new() };
         Ok(RouteReport {
@@ -339,7 +345,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let reason = answer.reason.or_else(|| (!transmits(answer.port)).then_some(Reason::TxNotReady));
         HopReport {
             action: if reason.is_none() { "forward" } else { "pass" }.into(),
-            reason: reason.map(|r| r.text().into()),
+            reason: reason.map(|r| Why { code: r.name().into(), text: r.text().into() }),
             interface: answer.interface.map(|id| self.interface_name(id)),
             next_hop: answer.neighbour.map(|n| n.to_string()),
             mac: answer.mac.map(|m| m.to_string()),
@@ -368,7 +374,7 @@ struct InterfaceSum {
 
 /// Takes the reasons why an interface is left to the kernel, if there are any.
 fn left(interface: &mut InterfaceView) -> Option<LeftInterface> {
-    let take = std::mem::take;
+    let take = |causes: &mut Vec<Cause>| whys(&std::mem::take(causes));
     let why_not = Families { ipv4: take(&mut interface.reasons4), ipv6: take(&mut interface.reasons6) };
     (!why_not.is_empty()).then(|| LeftInterface { interface: interface.name.clone(), why_not })
 }
@@ -387,11 +393,13 @@ fn port_report(id: PortId, port: &PortState, count: InterfaceCount, totals: &Cou
         number: rule_port(id).0,
         ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
         mode: port.mode.filter(|_| port.up.is_some()).map_or("detached".into(), |m| m.to_string()),
-        problems: port.obstacles(),
-        note: port.note.clone(),
+        problems: whys(&port.obstacles()),
+        note: port.note.as_ref().map(|note| Code::GenericMode.cause(note).into()),
         classifier: None,
         rx_packets: count.rx_packets().wrapping_add(nobodys),
         tx_packets: count.tx_packets,
+        rx_bytes: count.rx_bytes(),
+        tx_bytes: count.tx_bytes,
         unclassified,
         lost,
     }
@@ -467,7 +475,7 @@ fn ruled_pairs(rules: RulesView) -> RuledPairs {
     let pair = |pair: PairView| RuledPair {
         from: names(pair.from),
         to: names(pair.to),
-        why_not: pair.why_not,
+        why_not: pair.why_not.map(Why::from),
         established: pair.established.is_some(),
         checked: match pair.established {
             Some(Established::Checked(why)) => Some(why),

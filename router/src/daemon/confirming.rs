@@ -3,6 +3,7 @@
 use super::{beats::Beats, seam::FastPath};
 use crate::{base::clock::monotonic, config::Config, plane::Heart};
 use anyhow::{Error, Result};
+use logic::cause::{Cause, Code};
 use std::{sync::Arc, time::Duration};
 
 /// The interval between confirmations.
@@ -84,9 +85,10 @@ impl Confirming {
     }
 
     /// Why the kernel forwards; `None`: the last confirmation is in force.
-    pub fn why_not(&self, now: Duration) -> Option<String> {
+    pub fn why_not(&self, now: Duration) -> Option<Cause> {
         let late = self.age(now).is_none_or(|age| age >= self.heartbeat);
-        let late = late.then(|| "the mirror was not confirmed in time; the kernel forwards".into());
-        self.unread.clone().or(late)
+        let late = late
+            .then(|| Code::NotConfirmed.cause("the mirror was not confirmed in time; the kernel forwards"));
+        self.unread.clone().map(|why| Code::Unreadable.cause(why)).or(late)
     }
 }

@@ -140,7 +140,7 @@ fn report(router: String, view: View, now: Duration) -> ConnectionReport {
         }
         State::Refused { why, at } => {
             report.state = ConnectionState::Linux;
-            report.why_not = Some(why.to_string());
+            report.why_not = Some(why.code().cause(why.to_string()).into());
             report.age_s = seconds(now.saturating_sub(at));
         }
     }

@@ -278,7 +278,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let [v4, v6] = self.world.mirror.rules(namespace);
         let is_v4 = steps.iter().any(|step| matches!(step, Step::Ipv4 { .. }));
         let rules = if is_v4 { v4 } else { v6 }?;
-        rules.pairs.into_iter().find(|pair| (pair.from, pair.to) == (from, to))?.why_not
+        rules.pairs.into_iter().find(|pair| (pair.from, pair.to) == (from, to))?.why_not.map(|why| why.text)
     }
 
     /// A step of the program as a sentence.

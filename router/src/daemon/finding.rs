@@ -22,6 +22,7 @@ use crate::{
     },
     user_plane::seam::UserPlane,
 };
+use logic::cause::Cause;
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -37,7 +38,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) struct Finding {
     conditions: Conditions,
     /// The mirror's revision and the ports' obstacles at the last change.
-    seen: (u64, Vec<Vec<String>>),
+    seen: (u64, Vec<Vec<Cause>>),
     due: Option<Duration>,
     looked: Duration,
     /// When all others than those of ports, routers and interfaces were last looked for.
@@ -118,7 +119,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let left = all.iter().filter(|(_, why)| !why.is_empty()).map(|((kind, subject), why)| Condition {
             kind: *kind,
             subject: subject.clone(),
-            text: why.join("; "),
+            text: why.sentences().join("; "),
+            codes: why.ipv4.iter().chain(&why.ipv6).map(|cause| cause.code).collect(),
         });
         let there: BTreeSet<&str> = all.keys().map(|(_, subject)| subject.as_str()).collect();
         self.finding
@@ -127,18 +129,21 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Why each port, router and interface itself is left to the kernel; empty: it is not.
-    fn left_to_kernel(&self) -> BTreeMap<(ConditionKind, String), Vec<String>> {
-        let ports = self.world.ports.values().map(|p| ((Port, format!("port {}", p.name)), p.obstacles()));
+    fn left_to_kernel(&self) -> BTreeMap<(ConditionKind, String), Families<Vec<Cause>>> {
+        let ports = self.world.ports.values().map(|p| {
+            let why = p.obstacles();
+            ((Port, format!("port {}", p.name)), Families { ipv4: why.clone(), ipv6: why })
+        });
         let routers: Vec<_> = self.routers_and_obstacles().collect();
         let names: BTreeMap<_, _> = routers.iter().map(|r| (r.namespace, r.name.clone())).collect();
         let routers = routers.into_iter().map(|router| {
             let why = Families { ipv4: router.ipv4, ipv6: router.ipv6 };
-            ((Router, format!("router {}", router.name)), why.sentences())
+            ((Router, format!("router {}", router.name)), why)
         });
         let interfaces = self.world.mirror.interfaces().map(|interface| {
             let router = names.get(&interface.namespace).map_or("", String::as_str);
             let why = Families { ipv4: interface.reasons4, ipv6: interface.reasons6 };
-            ((Interface, format!("router {router}, interface {}", interface.name)), why.sentences())
+            ((Interface, format!("router {router}, interface {}", interface.name)), why)
         });
         ports.chain(routers).chain(interfaces).collect()
     }

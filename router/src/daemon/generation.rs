@@ -23,13 +23,17 @@ use crate::{
     base::{conditions::Conditions, instance::Instance},
     capture::Captures,
     config::{Config, PathNumbers},
-    linux::{ethtool::ProblemKind, spreading::Spreading},
+    linux::{
+        ethtool::{Problem, ProblemKind},
+        spreading::Spreading,
+    },
     plane::{Mode, Settings},
     switch::seam::SwitchEnd,
     user_plane::seam::UserPlane,
 };
 use anyhow::{Context, Result, anyhow, bail};
 use logic::{
+    cause::{Cause, Code},
     memory::{Capacity, words},
     mirror::MAX_INTERFACES,
     plan::{Op, PortId},
@@ -464,7 +468,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         while let Err((id, error)) = self.attach() {
             let Some(port) = self.world.ports.get_mut(&id) else { break };
             let Some(ifindex) = port.wanted() else { break };
-            port.refused = Some(format!("not attached: {error:#}"));
+            port.refused = Some(Code::NotAttached.cause(format!("not attached: {error:#}")));
             self.generation.plane.clear_port(id, ifindex)?;
         }
         Ok(())
@@ -526,10 +530,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
         };
         let ready = found.is_empty();
-        let mut problems: Vec<String> = found.into_iter().map(|p| p.text).collect();
+        let mut problems: Vec<Cause> = found.into_iter().map(Problem::cause).collect();
         let set = self.generation.plane.set_port(id, device.ifindex, ready, transmit);
         let transmits = transmit && set.is_ok();
-        problems.extend(set.err().map(|error| format!("{error:#}")));
+        problems.extend(set.err().map(|error| Code::PortUnchecked.cause(format!("{error:#}"))));
         if let Some(port) = self.world.ports.get_mut(&id) {
             (port.problems, port.transmits) = (problems, transmits);
         }

@@ -9,6 +9,7 @@
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
 //! | `capturing.rs` | captures: their program on the ports |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
+//! | `routes.rs` | lists of routes and neighbours |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
 //! | `reload.rs` | following another configuration without a restart |
 //! | `explain.rs` | the way of one packet through the real program, step by step |
@@ -52,6 +53,7 @@ mod policy;
 mod reclaim;
 mod refusal;
 mod reload;
+mod routes;
 mod rules;
 pub mod seam;
 mod serving;

@@ -25,6 +25,7 @@ use crate::{
     },
 };
 use logic::{
+    cause::{Code, joined},
     flow::RulePort,
     mirror::RouterView,
     paths::{
@@ -293,7 +294,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             number: RulePort::of_path(path.id).map_or(0, |port| port.0),
             router: path.router.clone(),
             port: path.port.as_ref().map(|port| port.to_string()),
-            why_not: self.places(path, &routers).err(),
+            why_not: self.places(path, &routers).err().map(|why| Code::PathPlace.cause(why).into()),
             otherwise: match path.otherwise {
                 Otherwise::Up => "up".into(),
                 Otherwise::Drop => "drop".into(),
@@ -321,7 +322,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             match (port.attached, port.mode, path.otherwise) {
                 (None, _, Otherwise::Drop) => Some(format!(
                     "path {path_name}: packets from port {port_name} go to the kernel and are not dropped: {}",
-                    port.obstacles().join("; ")
+                    joined(&port.obstacles())
                 )),
                 (Some(_), Some(Mode::Generic), otherwise) => Some(format!(
                     "path {path_name}: port {port_name} is in generic mode, so workers get no packets from it: they {}",

@@ -25,6 +25,7 @@ use crate::{
     user_plane::sas::{self, RunningSas},
 };
 use anyhow::{Context, Error, Result, bail};
+use logic::cause::joined;
 use std::{
     fs,
     sync::{
@@ -359,7 +360,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let mode = p.mode.map_or("detached".into(), |mode| mode.to_string());
             match p.obstacles() {
                 none if none.is_empty() => format!("{} ({mode})", p.name),
-                list => format!("{} ({mode}, NOT TRUSTED: {})", p.name, list.join("; ")),
+                list => format!("{} ({mode}, NOT TRUSTED: {})", p.name, joined(&list)),
             }
         };
         let ports = self.world.ports.values().map(port);

@@ -11,6 +11,7 @@ use crate::{
     user_plane::seam::Device,
 };
 use logic::{
+    cause::{Cause, Code},
     mirror::{InterfaceView, Limits, Mirror},
     observe::{AttachedPort, Event, Namespace, NamespaceId},
     plan::{Op, PortId},
@@ -49,9 +50,9 @@ pub struct PortState {
     /// Why it is in generic mode.
     pub note: Option<String>,
     /// Why it is not attached.
-    pub refused: Option<String>,
+    pub refused: Option<Cause>,
     /// Why its packets are not trusted.
-    pub problems: Vec<String>,
+    pub problems: Vec<Cause>,
     /// Packets may be redirected to it.
     pub transmits: bool,
     /// The port is no longer configured. It is forgotten once its device is detached.
@@ -63,24 +64,30 @@ impl PortState {
         PortState { name: name.to_string(), ..PortState::default() }
     }
 
-    /// Why no packet that arrives here is accelerated, as sentences; empty: the port is trusted.
-    pub fn obstacles(&self) -> Vec<String> {
+    /// Why no packet that arrives here is accelerated; empty: the port is trusted.
+    pub fn obstacles(&self) -> Vec<Cause> {
         let down = match (&self.device, self.up) {
-            (None, _) => return vec!["the device is not there".into()],
-            (Some(_), None) => return vec!["the device is gone".into()],
+            (None, _) => return vec![Code::DeviceMissing.cause("the device is not there")],
+            (Some(_), None) => return vec![Code::DeviceMissing.cause("the device is gone")],
             (Some(_), Some(up)) => {
-                (!up).then(|| format!("the port is down (ip link set dev {} up)", Quoted(&self.name)))
+                let text = || format!("the port is down (ip link set dev {} up)", Quoted(&self.name));
+                (!up).then(|| Code::PortDown.cause(text()))
             }
         };
         let all = down.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
         let all: Vec<_> = all.collect();
-        if all.is_empty() && self.attached.is_none() { vec!["not attached yet".into()] } else { all }
+        if all.is_empty() && self.attached.is_none() {
+            vec![Code::NotAttached.cause("not attached yet")]
+        } else {
+            all
+        }
     }
 
-    /// One sentence that says that the port is not trusted; `None`: it is trusted.
-    fn distrust(&self) -> Option<String> {
+    /// That the port is not trusted; `None`: it is trusted.
+    fn distrust(&self) -> Option<Cause> {
         let trusted = self.obstacles().is_empty();
-        (!trusted).then(|| format!("port {} is not trusted, see `millrace ports`", self.name))
+        let text = || format!("port {} is not trusted, see `millrace ports`", self.name);
+        (!trusted).then(|| Code::PortNotTrusted.cause(text()))
     }
 
     /// The index of the device to attach to.
@@ -207,10 +214,9 @@ impl World {
         used
     }
 
-    /// Why no trusted port serves a router with interfaces on these ports, as sentences. Empty: at least one is
-    /// trusted.
-    pub fn port_obstacles(&self, used: Option<&BTreeSet<PortId>>) -> Vec<String> {
-        let Some(used) = used else { return vec!["it has no device on a port".into()] };
+    /// Why no trusted port serves a router with interfaces on these ports. Empty: at least one is trusted.
+    pub fn port_obstacles(&self, used: Option<&BTreeSet<PortId>>) -> Vec<Cause> {
+        let Some(used) = used else { return vec![Code::NoInterface.cause("it has no device on a port")] };
         let ports: Vec<_> =
             used.iter().filter_map(|id| self.ports.get(id)).map(PortState::distrust).collect();
         if ports.contains(&None) { Vec::new() } else { ports.into_iter().flatten().collect() }
@@ -219,7 +225,7 @@ impl World {
     /// The links that are or could be interfaces, as the mirror sees them. Those on a port that is not trusted have
     /// this as a further reason.
     pub fn interfaces(&self) -> impl Iterator<Item = InterfaceView> {
-        let distrust: BTreeMap<PortId, String> =
+        let distrust: BTreeMap<PortId, Cause> =
             self.ports.iter().filter_map(|(id, port)| Some((*id, port.distrust()?))).collect();
         self.mirror.interfaces().map(move |mut interface| {
             if let Some(why) = distrust.get(&interface.port) {

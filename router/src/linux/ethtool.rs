@@ -16,6 +16,7 @@ use crate::{
         },
     },
 };
+use logic::cause::{Cause, Code};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -64,6 +65,20 @@ pub enum ProblemKind {
     CannotTransmit,
     /// The port could not be checked.
     Unknown,
+}
+
+impl Problem {
+    /// The problem as a cause.
+    pub fn cause(self) -> Cause {
+        let code = match self.kind {
+            ProblemKind::VlanTagsHidden => Code::VlanTagsHidden,
+            ProblemKind::LargeReceive => Code::LargeReceive,
+            ProblemKind::PartialChecksums => Code::PartialChecksums,
+            ProblemKind::CannotTransmit => Code::CannotTransmit,
+            ProblemKind::Unknown => Code::PortUnchecked,
+        };
+        code.cause(self.text)
+    }
 }
 
 impl fmt::Display for Problem {

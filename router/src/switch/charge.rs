@@ -1,6 +1,7 @@
 //! Whether the program with flow rules is attached, and if not, why.
 
 use crate::{linux::observer::Waker, plane::FlowMaps};
+use logic::cause::{Cause, Code};
 use std::sync::{Arc, mpsc::Sender};
 
 /// The orders to the control loop, and its answers.
@@ -31,14 +32,15 @@ pub enum Standing {
 
 impl Standing {
     /// Why packets do not go by rules though there are some, and what the user can do, as a sentence.
-    pub fn why_not(&self) -> Option<String> {
+    pub fn why_not(&self) -> Option<Cause> {
         match self {
             Standing::NoRules | Standing::Yes => None,
-            Standing::StandsAlone => Some(STANDS_ALONE.into()),
+            Standing::StandsAlone => Some(Code::Standalone.cause(STANDS_ALONE)),
             Standing::Failed(why) => {
-                Some(format!("they could not be attached; the daemon tries again each second: {why}"))
+                let text = format!("they could not be attached; the daemon tries again each second: {why}");
+                Some(Code::RulesNotAttached.cause(text))
             }
-            Standing::Changes => Some("they are being attached".into()),
+            Standing::Changes => Some(Code::RulesPending.cause("they are being attached")),
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::net;
 use crate::{
     api::flows::ControllerLost,
+    api::status::Why,
     config::{FailMode, OpenFlowSettings},
     switch::seam::Gauge,
 };
@@ -26,7 +27,7 @@ pub struct ControllersReport {
     /// Packets go by rules; otherwise they are routed.
     pub in_charge: bool,
     /// Why packets do not go by rules though there are some, as a sentence.
-    pub why_not: Option<String>,
+    pub why_not: Option<Why>,
     /// Packets for controllers that none got.
     pub lost: ControllerLost,
 }
@@ -127,7 +128,7 @@ pub(super) fn report(
         fail: fail.map(String::from),
         rules: gauge.rules.load(Relaxed),
         in_charge,
-        why_not: gauge.why_not().clone(),
+        why_not: gauge.why_not().as_ref().map(Why::from),
         lost: gauge.controller_lost(),
     }
 }

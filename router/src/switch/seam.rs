@@ -1,7 +1,7 @@
 //! The interface between the control loop and the switch thread.
 
 use crate::{api::flows::ControllerLost, plane::PathCounts};
-use logic::{flow::RulePort, net::Mac, paths::PathId, plan::PortId};
+use logic::{cause::Cause, flow::RulePort, net::Mac, paths::PathId, plan::PortId};
 use std::collections::BTreeMap;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -40,7 +40,7 @@ pub struct Gauge {
     pub over_rate: AtomicU64,
     pub not_read: AtomicU64,
     /// Why packets do not go by rules, as a sentence; `None`: they do, or there are no rules.
-    why_not: Mutex<Option<String>>,
+    why_not: Mutex<Option<Cause>>,
 }
 
 impl Gauge {
@@ -53,7 +53,7 @@ impl Gauge {
     }
 
     /// The lock may be poisoned: a thread that panicked with it left a whole sentence.
-    pub fn why_not(&self) -> MutexGuard<'_, Option<String>> {
+    pub fn why_not(&self) -> MutexGuard<'_, Option<Cause>> {
         self.why_not.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -120,7 +120,12 @@ impl Bed {
     }
 
     fn json(&self, word: &str) -> Option<Value> {
-        serde_json::from_str(&self.millrace(&[word, "--json"])).ok()
+        let text = self.millrace(&[word, "--json"]);
+        match word {
+            // A line each.
+            "events" => text.lines().map(serde_json::from_str::<Value>).collect::<Result<_, _>>().ok(),
+            _ => serde_json::from_str(&text).ok(),
+        }
     }
 
     #[track_caller]

@@ -181,7 +181,8 @@ impl Worlds {
     /// The connections that stay with Linux, and why.
     pub fn refused(&self) -> BTreeMap<FastKey, String> {
         let reports = self.millrace.connections();
-        let why = |report: &Value| Some((FastKey::of(report), report["why_not"].as_str()?.to_owned()));
+        let why =
+            |report: &Value| Some((FastKey::of(report), report["why_not"]["text"].as_str()?.to_owned()));
         reports.iter().filter_map(why).collect()
     }
 

@@ -4,6 +4,7 @@
 use crate::bed::*;
 use libbpf_rs::libbpf_sys as sys;
 use logic::{
+    cause::Cause,
     firewall::{
         ruleset::{Chain, Table},
         traffic::Version,
@@ -47,8 +48,9 @@ fn hazards_come_and_go() {
             sh(command);
             until(&mut observer, command, |e| match e {
                 Event::Settings(HOST, s) => {
-                    let fits = |hazards: &[String], version, want: &[&str]| {
-                        let have = [hazards, &chains(s, version)].concat();
+                    let fits = |hazards: &[Cause], version, want: &[&str]| {
+                        let have = hazards.iter().map(Cause::to_string).chain(chains(s, version));
+                        let have: Vec<_> = have.collect();
                         have.len() == want.len() && have.iter().zip(want).all(|(h, w)| h.contains(w))
                     };
                     let both = fits(&s.hazards4, Version::V4, v4) && fits(&s.hazards6, Version::V6, v6);
@@ -109,11 +111,11 @@ fn devices_that_take_redirects_keep_their_router_with_the_kernel() {
             Event::Dump(HOST, dump) => Some([dump.settings.hazards4.clone(), dump.settings.hazards6.clone()]),
             _ => None,
         };
-        assert_eq!(until(&mut observer, "the first dump", hazards), [Vec::<String>::new(), Vec::new()]);
+        assert_eq!(until(&mut observer, "the first dump", hazards), [Vec::<Cause>::new(), Vec::new()]);
         let mut expect = |setting: &str, wanted: [Option<&str>; 2]| {
             sh(&format!("sysctl -qw {setting}"));
             until(&mut observer, setting, |e| {
-                let fits = |(have, want): (&Vec<String>, Option<&str>)| match (&have[..], want) {
+                let fits = |(have, want): (&Vec<Cause>, Option<&str>)| match (&have[..], want) {
                     ([], None) => true,
                     ([one], Some(want)) => one.contains("accepts ICMP redirects") && one.contains(want),
                     _ => false,
@@ -326,7 +328,7 @@ fn a_device_in_a_container_that_takes_packets_keeps_its_port_with_the_kernel() {
                 let port = mirror.interfaces().find(|i| i.namespace == HOST && i.name == "port0")?;
                 let fits = match (wanted, &port.reasons4[..]) {
                     (None, []) => port.ipv4 && port.transmit,
-                    (Some(wanted), [reason]) => reason == wanted && !port.ipv4 && !port.transmit,
+                    (Some(wanted), [reason]) => reason == &wanted && !port.ipv4 && !port.transmit,
                     _ => false,
                 };
                 fits.then_some(())

@@ -121,7 +121,7 @@ fn over_limits(event: &Event, of: NamespaceId) -> Option<Option<String>> {
         Event::Dump(id, dump) if *id == of => &dump.settings,
         _ => return None,
     };
-    Some(settings.hazards4.iter().find(|h| h.contains("over its limits")).cloned())
+    Some(settings.hazards4.iter().find(|h| h.contains("over its limits")).map(ToString::to_string))
 }
 
 #[test]

@@ -75,11 +75,17 @@ fn an_unsafe_interface_stays_with_the_kernel_and_shows_why() {
             [false; 3],
             "if1 is a vrf, which cannot be a port",
         ),
-        (RED, 20, |l| l.hazards.push("qdisc tbf".into()), [false; 3], "qdisc tbf"),
-        (HOST, 1, |l| l.hazards.push("tc filter".into()), [false; 3], "below, on if1: tc filter"),
-        (RED, 20, |l| l.xdp = Some("XDP".into()), [false; 3], "XDP"),
-        (HOST, 3, |l| l.xdp = Some("XDP".into()), [false; 3], "XDP"),
-        (HOST, 1, |l| l.xdp = Some("ours".into()), UP, ""),
+        (RED, 20, |l| l.hazards.push(Code::Qdisc.cause("qdisc tbf")), [false; 3], "qdisc tbf"),
+        (
+            HOST,
+            1,
+            |l| l.hazards.push(Code::TcFilter.cause("tc filter")),
+            [false; 3],
+            "below, on if1: tc filter",
+        ),
+        (RED, 20, |l| l.xdp = Some(Code::Xdp.cause("XDP")), [false; 3], "XDP"),
+        (HOST, 3, |l| l.xdp = Some(Code::Xdp.cause("XDP")), [false; 3], "XDP"),
+        (HOST, 1, |l| l.xdp = Some(Code::Xdp.cause("ours")), UP, ""),
         (
             RED,
             20,
@@ -146,7 +152,7 @@ fn an_unsafe_interface_stays_with_the_kernel_and_shows_why() {
 fn routers_have_reasons_of_their_own() {
     let default_table = Route { table: 253, ..route4("10.0.0.0/8", dev(20)) };
     let settings = |hazards4: &[&str], hazards6: &[&str]| {
-        let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
+        let owned = |list: &[&str]| list.iter().map(|s| Code::PolicyRule.cause(*s)).collect();
         Event::Settings(
             RED,
             Settings { hazards4: owned(hazards4), hazards6: owned(hazards6), ..Settings::default() },
@@ -168,8 +174,8 @@ fn routers_have_reasons_of_their_own() {
         bench.after([event]);
         let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
         assert_eq!(
-            (&router.ipv4[..], &router.ipv6[..]),
-            (&to_strings(reasons4)[..], &to_strings(reasons6)[..]),
+            (texts(&router.ipv4), texts(&router.ipv6)),
+            (reasons4.to_vec(), reasons6.to_vec()),
             "row {at}"
         );
         let interface = view(&bench, RED, 20).unwrap();
@@ -177,10 +183,6 @@ fn routers_have_reasons_of_their_own() {
         assert_eq!((interface.reasons4, interface.reasons6), (vec![], vec![]), "the interface has none");
         assert!(view(&bench, HOST, 1).unwrap().ipv4, "the host's router is not affected");
     }
-}
-
-fn to_strings(list: &[&str]) -> Vec<String> {
-    list.iter().map(|s| s.to_string()).collect()
 }
 
 #[test]
@@ -350,7 +352,10 @@ fn a_namespace_without_interfaces_is_no_router_but_is_remembered() {
     ]);
     assert_eq!(bench.model.routers.len(), 1);
     let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
-    assert_eq!((router.router, &router.ipv4[..]), (None, &["it has no interface on a port".to_string()][..]));
+    assert_eq!(
+        (router.router, router.ipv4),
+        (None, vec![Code::NoInterface.cause("it has no interface on a port")])
+    );
     bench.after([Event::Link(RED, macvlan(20, (HOST, 1)))]);
     let id = view(&bench, RED, 20).unwrap().interface.unwrap();
     assert!(
@@ -440,12 +445,11 @@ fn an_owner_with_many_namespaces_leaves_the_last_routers_to_others() {
     for id in 1..=17 {
         assert!(add(id, Owner::User(1000)).0, "{id}");
     }
-    let refused =
-        "the namespace or its owner has too many routers: the last free numbers are kept for others"
-            .to_owned();
+    let refused = Code::NoNumber
+        .cause("the namespace or its owner has too many routers: the last free numbers are kept for others");
     assert_eq!(add(18, Owner::User(1000)), (false, vec![refused]));
     assert!(add(19, Owner::Machine).0);
-    let none = "there are too many routers: no number is free".to_owned();
+    let none = Code::NoNumber.cause("there are too many routers: no number is free");
     assert_eq!(add(20, Owner::UserNamespace(1000)), (false, vec![none]));
 }
 

@@ -14,6 +14,7 @@ mod world;
 
 use super::{Limits, MAX_INTERFACES, Mirror, StaleNeighbour};
 use crate::{
+    cause::{Cause, Code},
     net::{Address, Mac, Prefix, Prefix4, Prefix6, Tag},
     observe::*,
     plan::{Op, PortId, ReversePath, Target},
@@ -197,4 +198,9 @@ pub fn filtering(mut link: Link, rp_filter: ReversePath, has_address: bool) -> L
     link.ipv4.rp_filter = rp_filter;
     link.ipv4.has_address = has_address;
     link
+}
+
+/// The sentences of causes.
+fn texts(causes: &[Cause]) -> Vec<&str> {
+    causes.iter().map(|cause| cause.text.as_str()).collect()
 }

@@ -100,7 +100,7 @@ fn rules_that_affect_all_packets_keep_a_version_with_the_kernel() {
     let mut bench = Bench::host(vec![], vec![]);
     bench.after([settings(forward(Family::Ipv4, false, vec![]))]);
     assert_eq!(is_on(&bench), [(false, true); 2]);
-    let sentence = "nftables chain ip t f drops packets that no rule accepts".to_owned();
+    let sentence = Code::FirewallRule.cause("nftables chain ip t f drops packets that no rule accepts");
     assert_eq!((view(&bench).ipv4, view(&bench).ipv6), (vec![sentence], vec![]));
     bench.after([settings(Arc::default())]);
     assert_eq!((is_on(&bench), view(&bench).ipv4), (vec![(true, true); 2], vec![]));

@@ -267,8 +267,8 @@ fn assert_no_old_route(bench: &Bench) {
 fn an_interface_is_on_again_after_its_routes() {
     let mut bench = settled();
     let lost = Settings {
-        hazards4: vec!["events were lost".into()],
-        hazards6: vec!["events were lost".into()],
+        hazards4: vec![Code::Unreadable.cause("events were lost")],
+        hazards6: vec![Code::Unreadable.cause("events were lost")],
         ..Settings::default()
     };
     bench.see(Event::Settings(RED, lost));
@@ -279,10 +279,7 @@ fn an_interface_is_on_again_after_its_routes() {
     plan(&mut bench);
     let view = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap();
     let waits = ["the fast path does not have all routes of its router yet"];
-    assert_eq!(
-        (&view.reasons4[..], &view.reasons6[..]),
-        (&waits.map(String::from)[..], &waits.map(String::from)[..])
-    );
+    assert_eq!((texts(&view.reasons4), texts(&view.reasons6)), (waits.to_vec(), waits.to_vec()));
     assert_eq!(plans_until_on(&mut bench), 2);
     assert_no_old_route(&bench);
     let view = bench.mirror.interfaces().find(|i| i.namespace == RED).unwrap();
@@ -311,10 +308,10 @@ fn a_link_that_comes_up_waits_for_the_routes_too() {
 /// routes and allows everything. The interface must then wait for the old routes, too.
 fn assert_the_wait_starts_again(hazards6: &[&str], events: Vec<Event>) {
     let mut bench = settled();
-    let hazards6: Vec<String> = hazards6.iter().map(|hazard| (*hazard).into()).collect();
+    let hazards6: Vec<_> = hazards6.iter().map(|hazard| Code::PolicyRule.cause(*hazard)).collect();
     let settings =
-        |hazards4: Vec<String>| Settings { hazards4, hazards6: hazards6.clone(), ..Settings::default() };
-    bench.see(Event::Settings(RED, settings(vec!["events were lost".into()])));
+        |hazards4: Vec<Cause>| Settings { hazards4, hazards6: hazards6.clone(), ..Settings::default() };
+    bench.see(Event::Settings(RED, settings(vec![Code::Unreadable.cause("events were lost")])));
     plan(&mut bench);
     let others = (0..9).map(|i| route4(&format!("10.99.{i}.0/24"), dev(1)));
     let routes4: Vec<_> = through("10.9.9.0", 9).into_iter().chain(others.clone()).collect();
@@ -334,7 +331,7 @@ fn assert_the_wait_starts_again(hazards6: &[&str], events: Vec<Event>) {
 
 #[test]
 fn an_interface_that_goes_off_while_it_waits_waits_again() {
-    let lost = Settings { hazards4: vec!["events were lost".into()], ..Settings::default() };
+    let lost = Settings { hazards4: vec![Code::Unreadable.cause("events were lost")], ..Settings::default() };
     assert_the_wait_starts_again(&[], vec![Event::Settings(RED, lost)]);
 }
 

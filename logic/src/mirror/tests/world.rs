@@ -87,8 +87,8 @@ impl World {
         let Some((id, space)) = self.spaces.get(at).filter(|(id, _)| *id != HOST) else { return Vec::new() };
         self.lost = Some(*id);
         let mut settings = space.settings.clone();
-        settings.hazards4.push("events were lost".into());
-        settings.hazards6.push("events were lost".into());
+        settings.hazards4.push(Code::Unreadable.cause("events were lost"));
+        settings.hazards6.push(Code::Unreadable.cause("events were lost"));
         vec![Event::Settings(*id, settings)]
     }
 
@@ -324,7 +324,10 @@ fn link_changes(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Event
         5 => link.mtu = dice.pick(&[1400, 1500]),
         6 => link.ipv4.ignore_routes_with_linkdown = !link.ipv4.ignore_routes_with_linkdown,
         7 => link.ipv6.disabled = !link.ipv6.disabled,
-        _ => link.hazards = if link.hazards.is_empty() { vec!["qdisc tbf".into()] } else { Vec::new() },
+        _ => {
+            link.hazards =
+                if link.hazards.is_empty() { vec![Code::Qdisc.cause("qdisc tbf")] } else { Vec::new() }
+        }
     }
     vec![Event::Link(id, link.clone())]
 }
@@ -349,7 +352,7 @@ fn object_changes(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Eve
 fn settings_change(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Event> {
     let keys = [MultipathKey::Unknown, MultipathKey::Linux([1, 2]), MultipathKey::Own([3, 4])];
     match dice.roll(7) {
-        0 => space.settings.hazards4 = vec!["an nftables hook".into()],
+        0 => space.settings.hazards4 = vec![Code::FirewallChain.cause("an nftables hook")],
         1 => space.settings = choosing(),
         2 => space.settings.multipath_key = dice.pick(&keys),
         3..6 => space.settings.firewall = super::rules::any(dice.roll(7)),

@@ -20,10 +20,13 @@ pub struct Column {
 }
 
 /// A head, and a line for each row, at most `width` wide; empty if there is no row.
+/// No cell is blank: one without text gets a `-`.
 pub fn lines(columns: &[Column], rows: Vec<Vec<Line<'static>>>, width: usize) -> Vec<Line<'static>> {
     if rows.is_empty() {
         return Vec::new();
     }
+    let filled = |cell: Line<'static>| if cell.width() == 0 { Line::raw("-") } else { cell };
+    let rows: Vec<Vec<_>> = rows.into_iter().map(|row| row.into_iter().map(filled).collect()).collect();
     let natural = |c: usize| {
         let cells = rows.iter().filter_map(|row| row.get(c)).map(Line::width);
         cells.max().unwrap_or(0).max(columns[c].head.len())
@@ -116,11 +119,11 @@ mod tests {
             Column { head: "LOAD", right: true, enough: 4, leave: 2 },
         ];
         let table = [
-            (80, "CORE  QUEUES         LOAD|   1  eth1/0 eth1/1  50 %|  12                  5 %|"),
-            (22, "CORE  QUEUES      LOAD|   1  eth1/0 et~  50 %|  12               5 %|"),
-            (18, "CORE  QUEUES  LOAD|   1  eth1/~  50 %|  12           5 %|"),
-            (17, "CORE  QUEUES|   1  eth1/0 eth~|  12  |"),
-            (12, "CORE  QUEUES|   1  eth1/~|  12  |"),
+            (80, "CORE  QUEUES         LOAD|   1  eth1/0 eth1/1  50 %|  12  -               5 %|"),
+            (22, "CORE  QUEUES      LOAD|   1  eth1/0 et~  50 %|  12  -            5 %|"),
+            (18, "CORE  QUEUES  LOAD|   1  eth1/~  50 %|  12  -        5 %|"),
+            (17, "CORE  QUEUES|   1  eth1/0 eth~|  12  -|"),
+            (12, "CORE  QUEUES|   1  eth1/~|  12  -|"),
             (11, "CORE|   1|  12|"),
             (0, "CORE|   1|  12|"),
         ];

@@ -3,9 +3,10 @@
 use super::{
     columns::{self, Column},
     model::{
-        CoreRow, DaemonView, Head, Model, PathRow, PortRow, QueueRow, RouterRow, RuleRow, Rules, Shares,
+        CoreRow, DaemonView, Head, InterfaceRow, Model, PathRow, PortRow, QueueRow, RouterRow, RuleRow,
+        Rules, Shares, TalkerRow,
     },
-    reading::MOST_RULES,
+    reading::{MOST_CONNECTIONS, MOST_RULES},
     state::{Selection, View},
 };
 use crate::{
@@ -87,14 +88,14 @@ fn head(model: &Model, state: Option<&Selection>) -> Vec<Line<'static>> {
     if let Some(state) = state {
         let view = |view: View| {
             let name = format!("{} {}", view as usize + 1, view.name());
-            if view == state.view { format!("[{name}]") } else { format!(" {name} ") }
+            if view == state.view { format!("[{name}]") } else { name }
         };
         let every = match state.paused {
             true => "PAUSED".into(),
             false => format!("every {} s", state.period.as_secs_f64()),
         };
-        let views = View::ALL.map(view).join("");
-        lines.push(Line::raw(format!("{views} {every}  q quit  space pause  +/- interval")));
+        let views = View::ALL.map(view).join(" ");
+        lines.push(Line::raw(format!("{views}  {every}  q quit  space pause  +/- interval")));
     }
     lines
 }
@@ -135,12 +136,17 @@ fn view(model: &Model, view: View, width: usize) -> Vec<Line<'static>> {
         (Ok(told), _) => told,
         (Err(_), _) => return Vec::new(),
     };
-    match view {
-        View::Cores | View::Queues => queues_view(told, width),
-        View::Routers => routers_view(&told.routers, width),
-        View::Flows => flows_view(&told.rules, width),
-        View::Paths => paths_view(&told.paths, width),
-    }
+    let (lines, nothing) = match view {
+        View::Cores | View::Queues => (queues_view(told, width), "no queues and no ports"),
+        View::Routers => (routers_view(&told.routers, width), "no routers"),
+        View::Interfaces => {
+            (interfaces_view(told.interfaces.as_deref().unwrap_or_default(), width), "no interfaces")
+        }
+        View::Flows => (flows_view(&told.rules, width), ""),
+        View::Talkers => (talkers_view(told.talkers.as_deref(), width), ""),
+        View::Paths => (paths_view(&told.paths, width), "no paths are configured ([[path]])"),
+    };
+    if lines.is_empty() { vec![Line::styled(nothing, QUIET)] } else { lines }
 }
 
 const fn left(head: &'static str, enough: usize, leave: u8) -> Column {
@@ -253,16 +259,20 @@ fn ports(rows: &[PortRow], width: usize) -> Vec<Line<'static>> {
     let columns = [
         left("PORT", 10, 0),
         right("RX/S", 0),
+        right("RX BIT/S", 3),
         right("TX/S", 1),
+        right("TX BIT/S", 4),
         right("LOST/S", 2),
-        left("MODE", 8, 3),
-        left("PROBLEMS", 8, 4),
+        left("MODE", 8, 5),
+        left("PROBLEMS", 8, 6),
     ];
     let row = |row: &PortRow| {
         vec![
             text_cell(&row.port),
             Line::raw(amount(row.rx_pps)),
+            Line::raw(amount(row.rx_bps)),
             Line::raw(amount(row.tx_pps)),
+            Line::raw(amount(row.tx_bps)),
             Line::raw(amount(row.lost_pps)),
             text_cell(&row.mode),
             Line::styled(shown(&row.problems.join("; ")), BAD),
@@ -274,13 +284,14 @@ fn ports(rows: &[PortRow], width: usize) -> Vec<Line<'static>> {
 fn routers_view(rows: &[RouterRow], width: usize) -> Vec<Line<'static>> {
     let columns = [
         left("ROUTER", 12, 0),
-        left("IPV4", 6, 4),
-        left("IPV6", 6, 5),
+        left("IPV4", 6, 5),
+        left("IPV6", 6, 6),
         right("FORWARDED/S", 0),
+        right("BIT/S", 3),
         right("KERNEL/S", 1),
         right("DROPPED/S", 2),
-        right("NS/PACKET", 6),
-        left("MOSTLY BECAUSE", 14, 3),
+        right("NS/PACKET", 7),
+        left("MOSTLY BECAUSE", 14, 4),
     ];
     let row = |row: &RouterRow| {
         let reason = |(reason, pps): &(String, f64)| format!("{reason} {}", amount(Some(*pps)));
@@ -289,6 +300,7 @@ fn routers_view(rows: &[RouterRow], width: usize) -> Vec<Line<'static>> {
             Line::raw(row.ipv4),
             Line::raw(row.ipv6),
             Line::raw(amount(row.forwarded_pps)),
+            Line::raw(amount(row.forwarded_bps)),
             Line::raw(amount(row.passed_pps)),
             Line::raw(amount(row.dropped_pps)),
             Line::raw(amount(row.ns_per_packet)),
@@ -296,6 +308,67 @@ fn routers_view(rows: &[RouterRow], width: usize) -> Vec<Line<'static>> {
         ]
     };
     columns::lines(&columns, rows.iter().map(row).collect(), width)
+}
+
+fn interfaces_view(rows: &[InterfaceRow], width: usize) -> Vec<Line<'static>> {
+    let columns = [
+        left("ROUTER", 8, 3),
+        left("INTERFACE", 10, 0),
+        right("RX/S", 0),
+        right("RX BIT/S", 2),
+        right("TX/S", 1),
+        right("TX BIT/S", 4),
+        right("NOT FORWARDED/S", 5),
+        left("IPV4", 6, 6),
+        left("IPV6", 6, 7),
+    ];
+    let row = |row: &InterfaceRow| {
+        vec![
+            text_cell(&row.router),
+            text_cell(&row.interface),
+            Line::raw(amount(row.rx_pps)),
+            Line::raw(amount(row.rx_bps)),
+            Line::raw(amount(row.tx_pps)),
+            Line::raw(amount(row.tx_bps)),
+            Line::raw(amount(row.other_pps)),
+            Line::raw(row.ipv4),
+            Line::raw(row.ipv6),
+        ]
+    };
+    columns::lines(&columns, rows.iter().map(row).collect(), width)
+}
+
+/// The connections with the most bits per second. Other flows have no counters of their own, and the view says so.
+fn talkers_view(rows: Option<&[TalkerRow]>, width: usize) -> Vec<Line<'static>> {
+    let note = "connections that bypass a firewall; flows of plain routing have no counters of their own";
+    let mut lines = vec![Line::styled(note, QUIET)];
+    let columns = [
+        right("BIT/S", 0),
+        right("PACKETS/S", 1),
+        right("BYTES", 3),
+        left("ROUTER", 8, 2),
+        left("CONNECTION", 20, 0),
+    ];
+    let row = |row: &TalkerRow| {
+        vec![
+            Line::raw(amount(row.bps)),
+            Line::raw(amount(row.pps)),
+            Line::raw(amount(Some(row.bytes as f64))),
+            text_cell(&row.router),
+            text_cell(&row.connection),
+        ]
+    };
+    lines.extend(match rows {
+        Some([]) => vec![Line::raw("no connection is fast")],
+        Some(rows) => columns::lines(&columns, rows.iter().map(row).collect(), width),
+        None => {
+            let most = format!(
+                "more than {MOST_CONNECTIONS} connections are not listed; see `millrace connections`"
+            );
+            vec![Line::styled(most, QUIET)]
+        }
+    });
+    lines
 }
 
 fn flows_view(rules: &Rules, width: usize) -> Vec<Line<'static>> {
@@ -318,7 +391,7 @@ fn flows_view(rules: &Rules, width: usize) -> Vec<Line<'static>> {
     }
     let columns = [
         right("PACKETS/S", 0),
-        right("BITS/S", 1),
+        right("BIT/S", 1),
         right("PACKETS", 3),
         left("BY", 6, 2),
         left("RULE", 20, 0),
@@ -349,8 +422,9 @@ fn paths_view(rows: &[PathRow], width: usize) -> Vec<Line<'static>> {
         right("CORE", 2),
         right("SHARE", 1),
         right("PACKETS/S", 0),
+        right("BIT/S", 3),
         right("LOST/S", 0),
-        left("LOST AS", 16, 3),
+        left("LOST AS", 16, 4),
     ];
     let row = |row: &PathRow| {
         let lost = |(reason, pps): &(String, f64)| format!("{reason} {}", amount(Some(*pps)));
@@ -362,6 +436,7 @@ fn paths_view(rows: &[PathRow], width: usize) -> Vec<Line<'static>> {
                 None => percent(row.share),
             }),
             Line::raw(amount(row.pps)),
+            Line::raw(amount(row.bps)),
             Line::raw(amount(row.lost_pps)),
             match &row.why_not {
                 Some(why) => text_cell(&format!("no packets: {why}")),
@@ -387,16 +462,19 @@ fn text_cell(text: &str) -> Line<'static> {
 
 fn percent(fraction: Option<f64>) -> String {
     match fraction.filter(|fraction| fraction.is_finite()) {
-        Some(fraction) => format!("{:.0}%", fraction * 100.0),
+        // Adding 0.0 turns -0 into 0.
+        Some(fraction) => format!("{:.0}%", (fraction * 100.0).round() + 0.0),
         None => "-".into(),
     }
 }
 
 /// The number with three significant digits and a letter for thousands, such as `1.23M`.
 fn amount(value: Option<f64>) -> String {
-    let Some(mut value) = value.filter(|value| value.is_finite() && *value >= 0.0) else {
+    let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) else {
         return "-".into();
     };
+    // Adding 0.0 turns -0 into 0.
+    let mut value = value + 0.0;
     if value < 999.5 {
         let digits = usize::from(value < 9.95 && value.fract() > 0.0);
         return format!("{value:.digits$}");

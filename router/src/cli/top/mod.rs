@@ -1,4 +1,4 @@
-//! `millrace top`: cores, queues, routers, flow rules and paths, live.
+//! `millrace top`: cores, queues, routers, interfaces, flow rules, talkers and paths, live.
 //!
 //! | file | holds |
 //! |---|---|
@@ -23,7 +23,7 @@ use clap::Args;
 use model::Model;
 use ratatui::crossterm::terminal::size;
 use reading::{Reader, Reading};
-use state::{Period, Selection, View};
+use state::{Period, Selection};
 use std::{
     io::{self, IsTerminal},
     process::ExitCode,
@@ -35,7 +35,7 @@ use terminal::{Event, Events, Screen};
 
 pub const HELP: &str = "\
 Keys:
-  1 to 5, Tab               cores, queues, routers, flows, paths
+  1 to 7, Tab               cores, queues, routers, interfaces, flows, talkers, paths
   arrows, PgUp, PgDn, Home, End   scroll
   +, -                      read less often, more often
   space                     pause; the daemon is not asked meanwhile
@@ -74,9 +74,9 @@ fn once(reader: &mut Reader, interval: Duration) -> Result<ExitCode> {
         Ok(_) => Ok(reading),
         Err(error) => bail!(error),
     };
-    let before = told(reader.read(true))?;
+    let before = told(reader.read(None))?;
     thread::sleep(interval);
-    let now = told(reader.read(true))?;
+    let now = told(reader.read(None))?;
     let width = match io::stdout().is_terminal() {
         true => size().map_or(80, |(columns, _)| columns.into()),
         false => usize::MAX,
@@ -91,14 +91,14 @@ fn live(reader: Reader, mut state: Selection) -> Result<u8> {
     let events = Events::start(reader)?;
     let mut last: Option<Reading> = None;
     let mut model = None;
-    let mut asked = events.ask(state.view == View::Flows);
+    let mut asked = events.ask(state.view);
     let mut asked_at = Instant::now();
     loop {
         screen.draw(|frame| draw::frame(frame, model.as_ref(), &mut state))?;
         let due = (!asked && !state.paused).then(|| state.period.saturating_sub(asked_at.elapsed()));
         match events.next(due) {
             Err(RecvTimeoutError::Timeout) => {
-                asked = events.ask(state.view == View::Flows);
+                asked = events.ask(state.view);
                 asked_at = Instant::now();
             }
             Ok(Event::Read(reading)) => {

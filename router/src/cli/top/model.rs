@@ -9,7 +9,9 @@ use crate::{
     api::{
         cores::{CoreReport, EventReport, QueueReport},
         flows::{FlowReport, FlowsStatus},
-        status::{PathReport, PortReport, ReasonCount, RouterReport, Status},
+        status::{
+            ConnectionReport, InterfaceReport, PathReport, PortReport, ReasonCount, RouterReport, Status,
+        },
     },
     cli::{flows, text::how_much},
 };
@@ -21,7 +23,7 @@ use std::{
 
 /// The most reasons that are shown with a router or a path.
 const TOP_REASONS: usize = 3;
-/// The most rules that are shown.
+/// The most rules that are shown, and the most connections.
 const TOP_RULES: usize = 40;
 
 /// Everything that is shown.
@@ -40,7 +42,11 @@ pub struct DaemonView {
     pub queues: Vec<QueueRow>,
     pub ports: Vec<PortRow>,
     pub routers: Vec<RouterRow>,
+    /// `None`: not listed.
+    pub interfaces: Option<Vec<InterfaceRow>>,
     pub rules: Rules,
+    /// The connections with the most bits per second; `None`: not listed.
+    pub talkers: Option<Vec<TalkerRow>>,
     pub paths: Vec<PathRow>,
     /// The newest first.
     pub events: Vec<EventReport>,
@@ -104,9 +110,38 @@ pub struct PortRow {
     pub port: String,
     pub mode: String,
     pub rx_pps: Option<f64>,
+    pub rx_bps: Option<f64>,
     pub tx_pps: Option<f64>,
+    pub tx_bps: Option<f64>,
     pub lost_pps: Option<f64>,
     pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InterfaceRow {
+    pub router: String,
+    pub interface: String,
+    /// `fast` or `kernel`.
+    pub ipv4: &'static str,
+    pub ipv6: &'static str,
+    pub rx_pps: Option<f64>,
+    pub rx_bps: Option<f64>,
+    pub tx_pps: Option<f64>,
+    pub tx_bps: Option<f64>,
+    /// Received packets that the fast path did not forward.
+    pub other_pps: Option<f64>,
+}
+
+/// A connection that bypasses firewall rules.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TalkerRow {
+    pub router: String,
+    /// `tcp 10.0.0.2:5 > 192.0.2.9:80`
+    pub connection: String,
+    /// Both directions together.
+    pub pps: Option<f64>,
+    pub bps: Option<f64>,
+    pub bytes: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,6 +151,7 @@ pub struct RouterRow {
     pub ipv4: &'static str,
     pub ipv6: &'static str,
     pub forwarded_pps: Option<f64>,
+    pub forwarded_bps: Option<f64>,
     pub passed_pps: Option<f64>,
     pub dropped_pps: Option<f64>,
     pub ns_per_packet: Option<f64>,
@@ -155,8 +191,9 @@ pub struct PathRow {
     pub share: Option<f64>,
     /// The resource that the worker's paths share, if it is not cycles.
     pub shares: Option<String>,
-    /// Packets given to it.
+    /// Packets given to it, and their bits.
     pub pps: Option<f64>,
+    pub bps: Option<f64>,
     pub lost_pps: Option<f64>,
     /// Reasons for lost packets, with packets per second; the most frequent first.
     pub lost: Vec<(String, f64)>,
@@ -197,6 +234,8 @@ impl Model {
             queues: queues(old, told, &ports, measured),
             ports,
             routers: routers(&old.status.routers, &told.status.routers, seconds),
+            interfaces: told.interfaces.as_ref().map(|now| interfaces(old, now, told.listed_at)),
+            talkers: told.connections.as_ref().map(|now| talkers(old, now, told.listed_at)),
             rules: rules(old, told, seconds),
             paths: paths(&old.status.paths, &told.status, seconds),
             events: told.events.iter().rev().cloned().collect(),
@@ -219,6 +258,10 @@ impl Seconds {
         (self.0 > 0.0).then(|| counted as f64 / self.0)
     }
 
+    fn bits(self, before: Option<u64>, now: u64) -> Option<f64> {
+        self.rate(before, now).map(|bytes| 8.0 * bytes)
+    }
+
     /// The fraction of one core, from nanoseconds that were spent.
     fn fraction(self, before: Option<u64>, now: u64) -> Option<f64> {
         self.rate(before, now).map(|ns_per_s| (ns_per_s / 1e9).min(1.0))
@@ -227,7 +270,7 @@ impl Seconds {
 
 fn head(old: &Daemon, told: &Daemon, seconds: Seconds) -> Head {
     let (was, is) = (&old.status, &told.status);
-    let problems = is.problem.iter().cloned();
+    let problems = is.problem.iter().map(|why| why.text.clone());
     let conditions = is
         .conditions
         .iter()
@@ -314,7 +357,7 @@ fn queues(old: &Daemon, told: &Daemon, ports: &[PortRow], seconds: Seconds) -> V
             moved_by: match (&queue.moved_by, &queue.moved_with) {
                 (Some(_), Some(leader)) => Ok(format!("with {leader}")),
                 (Some(by), None) => Ok(by.clone()),
-                (None, _) => Err(queue.why_not.clone().unwrap_or_default()),
+                (None, _) => Err(queue.why_not.as_ref().map_or_else(String::new, |why| why.text.clone())),
             },
         }
     };
@@ -330,9 +373,11 @@ fn ports(was: &Status, is: &Status, seconds: Seconds) -> Vec<PortRow> {
             port: port.port.clone(),
             mode: port.mode.clone(),
             rx_pps: seconds.rate(was.map(|was| was.rx_packets), port.rx_packets),
+            rx_bps: seconds.bits(was.map(|was| was.rx_bytes), port.rx_bytes),
             tx_pps: seconds.rate(was.map(|was| was.tx_packets), port.tx_packets),
+            tx_bps: seconds.bits(was.map(|was| was.tx_bytes), port.tx_bytes),
             lost_pps: seconds.rate(was.map(|was| lost(was)), lost(port)),
-            problems: port.problems.clone(),
+            problems: port.problems.iter().map(|why| why.text.clone()).collect(),
         }
     };
     is.ports.iter().map(row).collect()
@@ -349,6 +394,7 @@ fn routers(was: &[RouterReport], is: &[RouterReport], seconds: Seconds) -> Vec<R
             ipv4: how.ipv4,
             ipv6: how.ipv6,
             forwarded_pps: rate(|router| router.packets.forwarded),
+            forwarded_bps: rate(|router| router.packets.forwarded_bytes).map(|bytes| 8.0 * bytes),
             passed_pps: rate(|router| router.packets.passed),
             dropped_pps: rate(|router| router.packets.dropped),
             ns_per_packet: router.ns_per_packet,
@@ -356,6 +402,58 @@ fn routers(was: &[RouterReport], is: &[RouterReport], seconds: Seconds) -> Vec<R
         }
     };
     is.iter().map(row).collect()
+}
+
+/// The time since an earlier list. Without one, there are no rates.
+fn since(old: &Daemon, was_listed: bool, now: Duration) -> Seconds {
+    if was_listed { Seconds::between(old.listed_at, now) } else { Seconds(0.0) }
+}
+
+fn interfaces(old: &Daemon, is: &[InterfaceReport], now: Duration) -> Vec<InterfaceRow> {
+    let seconds = since(old, old.interfaces.is_some(), now);
+    let was = old.interfaces.iter().flatten().map(|was| ((&was.router, &was.interface), was));
+    let was: HashMap<_, _> = was.collect();
+    let how = |accelerated| if accelerated { "fast" } else { "kernel" };
+    let row = |is: &InterfaceReport| {
+        let was = was.get(&(&is.router, &is.interface));
+        let rate = |field: fn(&InterfaceReport) -> u64| seconds.rate(was.map(|was| field(was)), field(is));
+        InterfaceRow {
+            router: is.router.clone(),
+            interface: is.interface.clone(),
+            ipv4: how(is.accelerated.ipv4),
+            ipv6: how(is.accelerated.ipv6),
+            rx_pps: rate(|i| i.rx_packets),
+            rx_bps: rate(|i| i.rx_bytes).map(|bytes| 8.0 * bytes),
+            tx_pps: rate(|i| i.tx_packets),
+            tx_bps: rate(|i| i.tx_bytes).map(|bytes| 8.0 * bytes),
+            other_pps: rate(|i| i.not_forwarded_packets),
+        }
+    };
+    is.iter().map(row).collect()
+}
+
+fn talkers(old: &Daemon, is: &[ConnectionReport], now: Duration) -> Vec<TalkerRow> {
+    fn name(c: &ConnectionReport) -> [&str; 4] {
+        [&c.router, &c.protocol, &c.source, &c.destination]
+    }
+    let seconds = since(old, old.connections.is_some(), now);
+    let was: HashMap<_, _> = old.connections.iter().flatten().map(|was| (name(was), was)).collect();
+    let row = |is: &ConnectionReport| {
+        let was = was.get(&name(is));
+        let rate = |field: fn(&ConnectionReport) -> u64| seconds.rate(was.map(|was| field(was)), field(is));
+        TalkerRow {
+            router: is.router.clone(),
+            connection: format!("{} {} > {}", is.protocol, is.source, is.destination),
+            pps: rate(|c| c.packets.saturating_add(c.reply_packets)),
+            bps: rate(|c| c.bytes.saturating_add(c.reply_bytes)).map(|bytes| 8.0 * bytes),
+            bytes: is.bytes.saturating_add(is.reply_bytes),
+        }
+    };
+    let mut rows: Vec<TalkerRow> = is.iter().map(row).collect();
+    let bps = |row: &TalkerRow| row.bps.unwrap_or(0.0);
+    rows.sort_by(|a, b| bps(b).total_cmp(&bps(a)).then(b.bytes.cmp(&a.bytes)));
+    rows.truncate(TOP_RULES);
+    rows
 }
 
 /// The reasons with packets between the two readings.
@@ -388,9 +486,13 @@ fn paths(was: &[PathReport], is: &Status, seconds: Seconds) -> Vec<PathRow> {
             share: run.map(|run| run.share),
             shares: run.and_then(|run| shared.get(&run.worker)).map(|share| (*share).to_owned()),
             pps: seconds.rate(was.map(|was| was.packets), path.packets),
+            bps: seconds.bits(was.map(|was| was.bytes), path.bytes),
             lost_pps: seconds.rate(before.as_ref().map(|before| sum(before)), sum(&now)),
             lost: before.map_or_else(Vec::new, |before| reasons(&before, &now, seconds)),
-            why_not: path.why_not.clone().or_else(|| run.and_then(|run| run.stopped.clone())),
+            why_not: {
+                let why = path.why_not.as_ref().map(|why| why.text.clone());
+                why.or_else(|| run.and_then(|run| run.stopped.clone()))
+            },
         }
     };
     is.paths.iter().map(row).collect()
@@ -441,7 +543,7 @@ fn busiest(was: Option<&[FlowReport]>, is: &[FlowReport], seconds: Seconds) -> V
         let was = was.get(&name(rule));
         RuleRow {
             pps: seconds.rate(was.map(|was| was.packets), rule.packets),
-            bps: seconds.rate(was.map(|was| was.bytes), rule.bytes).map(|bytes| 8.0 * bytes),
+            bps: seconds.bits(was.map(|was| was.bytes), rule.bytes),
             packets: rule.packets,
             by: flows::by(rule),
             rule: flows::rule(rule),

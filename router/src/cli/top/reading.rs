@@ -1,11 +1,14 @@
 //! Readings of the daemon and of /proc. Everything is bounded: the client bounds answers, this file rules and decisions.
 
-use super::ticks::{self, Ticks};
+use super::{
+    state::View,
+    ticks::{self, Ticks},
+};
 use crate::{
     api::{
         cores::{CoresReport, EventReport},
         flows::FlowReport,
-        status::Status,
+        status::{ConnectionReport, InterfaceReport, Status},
     },
     base::{clock::monotonic, instance::Instance},
     cli::{flows, get},
@@ -21,6 +24,8 @@ use std::{
 
 /// Rules are listed only if there are at most this many: listing more would be a load of its own.
 pub const MOST_RULES: usize = 1000;
+/// Connections are listed only if there are at most this many, for the same reason.
+pub const MOST_CONNECTIONS: u64 = 10_000;
 /// Decisions that are kept.
 const MOST_EVENTS: usize = 64;
 
@@ -43,7 +48,11 @@ pub struct Daemon {
     pub events: Vec<EventReport>,
     /// `None`: not asked for, or more than [`MOST_RULES`].
     pub rules: Option<Vec<FlowReport>>,
-    /// The time of `rules`, since boot.
+    /// `None`: not asked for.
+    pub interfaces: Option<Vec<InterfaceReport>>,
+    /// Those that are fast; `None`: not asked for, or more than [`MOST_CONNECTIONS`].
+    pub connections: Option<Vec<ConnectionReport>>,
+    /// The time of these lists, since boot.
     pub listed_at: Duration,
 }
 
@@ -60,24 +69,34 @@ impl Reader {
         Reader { instance, pid: 0, events: VecDeque::new() }
     }
 
-    /// A reading of this moment; with `rules`, it has the counters of each flow rule.
-    pub fn read(&mut self, rules: bool) -> Reading {
-        let daemon = self.ask(rules).map_err(|error| format!("{error:#}"));
+    /// A reading of this moment for a view; `None`: for all views.
+    pub fn read(&mut self, view: Option<View>) -> Reading {
+        let daemon = self.ask(view).map_err(|error| format!("{error:#}"));
         let ticks = read_ticks().unwrap_or_default();
         Reading { daemon, ticks }
     }
 
-    fn ask(&mut self, rules: bool) -> Result<Daemon> {
+    fn ask(&mut self, view: Option<View>) -> Result<Daemon> {
+        let wants = |wanted| view.is_none_or(|view| view == wanted);
         let status: Status = get(&self.instance, "/status")?;
         let at = monotonic();
         let cores = get(&self.instance, "/cores")?;
         self.ask_events(status.pid)?;
-        let rules = match rules && status.flows.rules <= MOST_RULES as u64 {
+        let rules = match wants(View::Flows) && status.flows.rules <= MOST_RULES as u64 {
             true => self.ask_rules()?,
             false => None,
         };
-        let listed_at = monotonic();
-        Ok(Daemon { at, status, cores, events: self.events.iter().cloned().collect(), rules, listed_at })
+        let interfaces = match wants(View::Interfaces) {
+            true => Some(get(&self.instance, "/interfaces")?),
+            false => None,
+        };
+        let fast = status.routers.iter().fold(0_u64, |sum, router| sum.saturating_add(router.connections));
+        let connections = match wants(View::Talkers) && fast <= MOST_CONNECTIONS {
+            true => Some(get(&self.instance, "/connections?state=fast")?),
+            false => None,
+        };
+        let (listed_at, events) = (monotonic(), self.events.iter().cloned().collect());
+        Ok(Daemon { at, status, cores, events, rules, interfaces, connections, listed_at })
     }
 
     fn ask_events(&mut self, pid: u32) -> Result<()> {

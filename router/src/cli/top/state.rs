@@ -29,19 +29,25 @@ pub enum View {
     Cores,
     Queues,
     Routers,
+    Interfaces,
     Flows,
+    /// Connections with the most bits per second.
+    Talkers,
     Paths,
 }
 
 impl View {
-    pub const ALL: [View; 5] = [View::Cores, View::Queues, View::Routers, View::Flows, View::Paths];
+    pub const ALL: [View; 7] =
+        [View::Cores, View::Queues, View::Routers, View::Interfaces, View::Flows, View::Talkers, View::Paths];
 
     pub fn name(self) -> &'static str {
         match self {
             View::Cores => "cores",
             View::Queues => "queues",
             View::Routers => "routers",
+            View::Interfaces => "interfaces",
             View::Flows => "flows",
+            View::Talkers => "talkers",
             View::Paths => "paths",
         }
     }
@@ -74,7 +80,7 @@ impl Selection {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('c' | 'd') if control => return false,
-            KeyCode::Char(digit @ '1'..='5') => self.look_at(View::ALL[digit as usize - '1' as usize]),
+            KeyCode::Char(digit @ '1'..='7') => self.look_at(View::ALL[digit as usize - '1' as usize]),
             KeyCode::Tab => self.turn(1),
             KeyCode::BackTab => self.turn(View::ALL.len() - 1),
             KeyCode::Up => self.scroll = self.scroll.saturating_sub(1),
@@ -148,10 +154,10 @@ mod tests {
         let table: [(&[KeyCode], Selection); 14] = [
             (&[Tab], Selection { view: View::Queues, ..start }),
             (&[BackTab], Selection { view: View::Paths, ..start }),
-            (&[Tab, Tab, Tab, Tab, Tab], start),
+            (&[Tab, Tab, Tab, Tab, Tab, Tab, Tab], start),
             (&[Char('3')], Selection { view: View::Routers, ..start }),
-            (&[Char('5')], Selection { view: View::Paths, ..start }),
-            (&[Char('6'), Char('0'), Char('x'), Up, Home], start),
+            (&[Char('7')], Selection { view: View::Paths, ..start }),
+            (&[Char('8'), Char('0'), Char('x'), Up, Home], start),
             (&[Down, Down, Up], Selection { scroll: 1, ..start }),
             (&[Down, Char('2')], Selection { view: View::Queues, ..start }),
             (&[PageDown, Down, PageUp], Selection { scroll: 1, ..start }),

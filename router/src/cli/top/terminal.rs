@@ -1,7 +1,10 @@
 //! The terminal, and events: keys, signals and readings. Each kind has a thread of its own, so a slow daemon does not hold up
 //! the keys.
 
-use super::reading::{Reader, Reading};
+use super::{
+    reading::{Reader, Reading},
+    state::View,
+};
 use ratatui::{
     DefaultTerminal, Frame,
     crossterm::event::{self, KeyEvent},
@@ -57,7 +60,7 @@ pub enum Event {
 /// The source of events.
 pub struct Events {
     events: Receiver<Event>,
-    reads: SyncSender<bool>,
+    reads: SyncSender<View>,
 }
 
 impl Events {
@@ -72,17 +75,17 @@ impl Events {
         spawn("keys", &to, keys)?;
         spawn("readings", &to, move |to| {
             // Until `Events` is dropped.
-            while let Ok(rules) = asked.recv() {
-                let _ = to.send(Event::Read(Box::new(reader.read(rules))));
+            while let Ok(view) = asked.recv() {
+                let _ = to.send(Event::Read(Box::new(reader.read(Some(view)))));
             }
             Ok(0)
         })?;
         Ok(Events { events, reads })
     }
 
-    /// Asks for a reading, with flow rules or without. `false`: an earlier request still waits.
-    pub fn ask(&self, rules: bool) -> bool {
-        self.reads.try_send(rules).is_ok()
+    /// Asks for a reading for a view. `false`: an earlier request still waits.
+    pub fn ask(&self, view: View) -> bool {
+        self.reads.try_send(view).is_ok()
     }
 
     /// Waits for the next event; `Timeout` after this time.

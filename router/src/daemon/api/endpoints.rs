@@ -15,6 +15,7 @@ use crate::{
         capture::{CaptureReport, CaptureRequest},
         cores::{CoresReport, EventReport},
         flows::{FlowReport, FlowsChanged, FlowsRequest},
+        routes::{NeighbourReport, NeighboursQuery, RoutesQuery, RoutesReport},
         sas::{SasReport, SasRequest},
         status::{
             ConnectionReport, ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport,
@@ -226,6 +227,28 @@ fn of_state() -> Vec<Endpoint> {
         .fails_with(&[404])
         .for_readers()
         .by(&["routes"]),
+        get(
+            "/v1/routes",
+            "Routes of a fast table.",
+            json::<RoutesReport>(),
+            routing::get(|State(served): State<Served>, Url(query): Url<RoutesQuery>| {
+                ask(served.requests, Query::Routes(query))
+            }),
+        )
+        .query::<RoutesQuery>()
+        .fails_with(&[404])
+        .by(&["routes"]),
+        get(
+            "/v1/neighbours",
+            "Neighbours, and whether the fast path uses each.",
+            json::<Vec<NeighbourReport>>(),
+            routing::get(|State(served): State<Served>, Url(query): Url<NeighboursQuery>| {
+                ask(served.requests, Query::Neighbours(query))
+            }),
+        )
+        .query::<NeighboursQuery>()
+        .fails_with(&[404])
+        .by(&["neighbours"]),
         get(
             "/v1/verify",
             "Compares the fast tables with Linux, one comparison at a time. It may take seconds.",

@@ -177,7 +177,10 @@ fn a_route_report_also_says_why_the_router_is_left_to_the_kernel() {
     assert!(plain.why_not.is_empty() && plain.left_to_kernel.is_empty());
     case.round(Ok(vec![a_rule()]), 0.1);
     let route = case.route("10.9.1.1");
-    assert_eq!((route.why_not, route.hops[0].action.as_str()), (vec!["a rule".into()], "forward"));
+    assert_eq!(
+        (route.why_not, route.hops[0].action.as_str()),
+        (vec![Code::PolicyRule.cause("a rule").into()], "forward")
+    );
     let verified = case.verify();
     assert_eq!(verified.routers[0].why_not.ipv4, ["a rule"]);
     case.round(Ok(vec![Event::Settings(0, NamespaceSettings::default()), shaped(1, "eth1")]), 0.1);

@@ -36,6 +36,7 @@ use crate::{
 };
 use anyhow::{Result, anyhow, bail};
 use logic::{
+    cause::Code,
     memory::{HeapMemory, Memory, words},
     net::Mac,
     observe::{
@@ -524,12 +525,18 @@ fn linux() -> Linux {
 
 /// A reason against the IPv4 of the host.
 fn a_rule() -> Event {
-    Event::Settings(0, NamespaceSettings { hazards4: vec!["a rule".into()], ..NamespaceSettings::default() })
+    Event::Settings(
+        0,
+        NamespaceSettings {
+            hazards4: vec![Code::PolicyRule.cause("a rule")],
+            ..NamespaceSettings::default()
+        },
+    )
 }
 
 /// A reason against an interface.
 fn shaped(ifindex: u32, name: &str) -> Event {
-    Event::Link(0, Link { hazards: vec!["a tbf qdisc".into()], ..link(ifindex, name) })
+    Event::Link(0, Link { hazards: vec![Code::Qdisc.cause("a tbf qdisc")], ..link(ifindex, name) })
 }
 
 /// So many neighbours on eth2, and a route that makes its network large enough.

@@ -1,6 +1,7 @@
 //! Ports: attached, refused, trusted, redirected to.
 
 use super::*;
+use crate::api::status::Why;
 
 #[test]
 fn a_port_with_a_foreign_program_is_refused_at_the_start() {
@@ -57,7 +58,7 @@ fn nothing_is_redirected_to_a_port_that_cannot_transmit() {
     let mut case = start_with(config(), linux).unwrap();
     assert_eq!(
         (case.slots(), case.status().ports[1].problems.clone()),
-        (vec![0], vec!["takes no redirects".into()])
+        (vec![0], vec![Code::CannotTransmit.cause("takes no redirects").into()])
     );
     case.linux.0.cannot_transmit.borrow_mut().clear();
     (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
@@ -119,7 +120,10 @@ fn a_router_is_accelerated_only_by_a_port_that_is_trusted() {
     let status = case.status();
     assert!(!status.ready && status.problem.is_some_and(|p| p.starts_with("no port is trusted")));
     assert!(!status.routers[0].accelerated.ipv4);
-    let why = ["eth1", "eth2"].map(|name| format!("port {name} is not trusted, see `millrace ports`"));
+    let why = ["eth1", "eth2"].map(|name| Why {
+        code: "port_not_trusted".into(),
+        text: format!("port {name} is not trusted, see `millrace ports`"),
+    });
     assert_eq!(status.routers[0].why_not.ipv4, why);
     case.linux.0.problems.borrow_mut().remove(&1);
     (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
@@ -147,7 +151,7 @@ fn a_port_that_is_down_or_gone_says_so_at_once() {
     case.round(Ok(vec![Event::LinkGone(0, 2)]), 2.0);
     assert_eq!(
         (port(&mut case).problems, port(&mut case).mode),
-        (vec!["the device is gone".into()], "detached".into())
+        (vec![Code::DeviceMissing.cause("the device is gone").into()], "detached".into())
     );
     case.round(Ok(vec![Event::PortGone(1)]), 0.001);
     assert_eq!(port(&mut case).problems, ["the device is not there"]);

@@ -189,7 +189,7 @@ fn a_router_whose_table_is_not_used_is_reported_as_not_used() {
     let mut case = three();
     case.round(Ok(vec![a_rule()]), 0.1);
     case.linux.0.dump.borrow_mut().routes4.pop();
-    let hazards = vec!["a rule".into()];
+    let hazards = vec![Code::PolicyRule.cause("a rule")];
     let both = NamespaceSettings { hazards4: hazards.clone(), hazards6: hazards, ..Default::default() };
     case.round(Ok(vec![Event::Settings(RED, both)]), 0.1);
     case.linux.0.tenants.lock().unwrap().get_mut(&RED).unwrap().broken = Some(ErrorKind::TimedOut);

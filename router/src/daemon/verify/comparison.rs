@@ -12,7 +12,7 @@
 
 use super::{CHANGING, CONFIRMATIONS, LOOKS, changes::Changed};
 use crate::{
-    api::status::{Difference, Families, VerifyReport, VerifyResult, VerifyRouter},
+    api::status::{Difference, Families, VerifyReport, VerifyResult, VerifyRouter, whys},
     daemon::seam::{Ask, Hardware, Known, Question, Sent},
 };
 use logic::{
@@ -97,7 +97,7 @@ struct NamespaceSnapshot {
 
 impl Case {
     pub fn new(view: RouterView, ways_in: [Vec<u32>; 2], routes: usize) -> Case {
-        let why_not = Families { ipv4: view.ipv4.clone(), ipv6: view.ipv6.clone() };
+        let why_not = Families { ipv4: whys(&view.ipv4), ipv6: whys(&view.ipv6) };
         let report = VerifyRouter { router: view.name.clone(), why_not, ..VerifyRouter::default() };
         Case {
             view,
@@ -565,7 +565,7 @@ mod tests {
                 configured: false,
                 router: Some(namespace as RouterId),
                 ipv4: Vec::new(),
-                ipv6: vec!["not forwarding".into()],
+                ipv6: vec![logic::cause::Code::ForwardingOff.cause("not forwarding")],
                 ruled: [false; 2],
             };
             Case::new(view, Default::default(), namespace as usize)

@@ -6,6 +6,7 @@ use libbpf_rs::{
     libbpf_sys,
     query::{LinkInfoIter, LinkTypeInfo},
 };
+use logic::cause::Code;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -65,10 +66,10 @@ pub fn netfilter_programs() -> ByFamily {
         };
         let hook = HOOKS.get(info.hooknum as usize).copied().unwrap_or("an unknown hook");
         if !matches!(hook, "input" | "output") {
-            sentences[family].push(format!(
+            sentences[family].push(Code::BpfNetfilter.cause(format!(
                 "BPF program {} hooks {hook} in some namespace (link {}); detach it with: bpftool link detach id {}",
                 link.prog_id, link.id, link.id
-            ));
+            )));
         }
     }
     sentences

@@ -24,13 +24,14 @@ use crate::{
     linux::{netlink::socket::Socket, observer::sysctl::Polled},
 };
 use logic::{
+    cause::{Cause, Code},
     firewall::ruleset::{Firewall, Ruleset, Table},
     observe::Settings,
 };
 use std::{collections::BTreeMap, io, sync::Arc, time::Instant};
 
 /// Sentences for IPv4 and for IPv6.
-pub type ByFamily = [Vec<String>; 2];
+pub type ByFamily = [Vec<Cause>; 2];
 
 /// The most sentences in one list. A namespace can have any number of rules and chains, so one more sentence stands for
 /// the rest.
@@ -167,26 +168,26 @@ impl Hazards {
     }
 
     /// Sentences about a device.
-    pub fn of_link(&self, ifindex: u32, device: &str, namespace: &str) -> Vec<String> {
+    pub fn of_link(&self, ifindex: u32, device: &str, namespace: &str) -> Vec<Cause> {
         let found = self.traffic.get(&ifindex).into_iter().flatten();
-        let mut sentences: Vec<String> = found.map(|f| f.sentence(device, namespace)).collect();
+        let mut causes: Vec<Cause> = found.map(|f| f.cause(device, namespace)).collect();
         if let Some(count) = self.tcx.get(&ifindex) {
-            sentences.push(tcx_sentence(*count, device, namespace));
+            causes.push(tcx(*count, device, namespace));
         }
-        sentences.extend(self.netfilter.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
-        sentences
+        causes.extend(self.netfilter.of_device(device).map(|cause| in_namespace(cause, namespace)));
+        causes
     }
 
     /// Sentences about the namespace as a whole. The multipath policy is left at its default.
     pub fn of_namespace(&self, namespace: &str) -> Settings {
         let mut all: ByFamily = Default::default();
-        for (i, sentences) in all.iter_mut().enumerate() {
+        for (i, causes) in all.iter_mut().enumerate() {
             let found = self.namespace.iter().chain([&self.programs]);
             let found = found.flat_map(|found| &found[i]);
-            sentences.extend(found.map(|sentence| in_namespace(sentence, namespace)));
-            sentences.extend(self.netfilter.firewall.as_ref().err().map(|why| doubt("nftables rules", why)));
-            sentences.extend(self.legacy.as_ref().err().map(|why| doubt("legacy iptables", why)));
-            sentences.extend(self.ipvs.then(|| ipvs_sentence(namespace)));
+            causes.extend(found.map(|cause| in_namespace(cause, namespace)));
+            causes.extend(self.netfilter.firewall.as_ref().err().map(|why| doubt("nftables rules", why)));
+            causes.extend(self.legacy.as_ref().err().map(|why| doubt("legacy iptables", why)));
+            causes.extend(self.ipvs.then(|| ipvs(namespace)));
         }
         let [hazards4, hazards6] = all;
         Settings { hazards4, hazards6, firewall: self.firewall.clone(), ..Settings::default() }
@@ -196,8 +197,8 @@ impl Hazards {
 /// A placeholder in a sentence, before a command that must run in the namespace.
 const IN_NAMESPACE: &str = "\u{1}";
 
-fn in_namespace(sentence: &str, namespace: &str) -> String {
-    sentence.replace(IN_NAMESPACE, &command(namespace, ""))
+fn in_namespace(cause: &Cause, namespace: &str) -> Cause {
+    cause.map(|text| text.replace(IN_NAMESPACE, &command(namespace, "")))
 }
 
 /// A shell command that runs in the namespace of this name. Names in `text` must be [`Quoted`].
@@ -212,31 +213,31 @@ pub fn command(namespace: &str, text: &str) -> String {
     }
 }
 
-fn tcx_sentence(count: u32, device: &str, namespace: &str) -> String {
-    format!(
+fn tcx(count: u32, device: &str, namespace: &str) -> Cause {
+    Code::Tcx.cause(format!(
         "{} has {count} tcx program(s); find them with: {}",
         Shown(device),
         command(namespace, &format!("bpftool net show dev {}", Quoted(device)))
-    )
+    ))
 }
 
-fn ipvs_sentence(namespace: &str) -> String {
-    format!(
+fn ipvs(namespace: &str) -> Cause {
+    Code::Ipvs.cause(format!(
         "IPVS has virtual services, which take packets that look like forwarded ones; remove them with: {}",
         command(namespace, "ipvsadm --clear")
-    )
+    ))
 }
 
 /// A part that cannot be read counts as a hazard: better slow than wrong.
 fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
     result.unwrap_or_else(|error| {
-        let sentence = doubt(what, &error);
-        [vec![sentence.clone()], vec![sentence]]
+        let cause = doubt(what, &error);
+        [vec![cause.clone()], vec![cause]]
     })
 }
 
-fn doubt(what: &str, error: &impl std::fmt::Display) -> String {
-    format!("{what} could not be read (trying again): {error}")
+fn doubt(what: &str, error: &impl std::fmt::Display) -> Cause {
+    Code::Unreadable.cause(format!("{what} could not be read (trying again): {error}"))
 }
 
 #[cfg(test)]
@@ -259,19 +260,19 @@ mod tests {
         for name in HOSTILE {
             let sentences = [
                 (
-                    by_qdisc.sentence(name, "host"),
+                    by_qdisc.cause(name, "host"),
                     "tc",
                     vec!["qdisc", "replace", "dev", name, "root", "pfifo_fast"],
                 ),
-                (by_filters.sentence(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
-                (tcx_sentence(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
+                (by_filters.cause(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
+                (tcx(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
             ];
             for (sentence, tool, words) in sentences {
                 let (_, line) = sentence.split_once(" with: ").unwrap();
                 pasted.add(&sentence, line, tool, &words);
             }
-            assert_fit(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"));
-            assert_fit(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"));
+            assert_fit(&traffic::Finding::Qdisc(name.into()).cause("a", "host"));
+            assert_fit(&traffic::Finding::Filters(name.into(), 0).cause("a", "host"));
             let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
             let filter = ["tc", "filter", "del", "dev", name];
             match name.strip_prefix('-') {

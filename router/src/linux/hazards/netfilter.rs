@@ -17,9 +17,12 @@ use crate::{
         nftables, xtables,
     },
 };
-use logic::firewall::{
-    ruleset::{Base, Devices, Family, Firewall},
-    traffic::Version,
+use logic::{
+    cause::{Cause, Code},
+    firewall::{
+        ruleset::{Base, Devices, Family, Firewall},
+        traffic::Version,
+    },
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,8 +50,8 @@ pub(crate) struct BaseChain {
 pub struct Found {
     /// The rules, or why they are not known.
     pub firewall: Result<Arc<Firewall>, String>,
-    devices: BTreeMap<String, Vec<String>>,
-    every_device: Vec<String>,
+    devices: BTreeMap<String, Vec<Cause>>,
+    every_device: Vec<Cause>,
 }
 
 impl Default for Found {
@@ -59,34 +62,35 @@ impl Default for Found {
 
 impl Found {
     /// Not even the chains could be read. This counts as a hazard of everything that they may be bound to.
-    pub fn doubt(error: &io::Error, sentence: String) -> Found {
-        Found { firewall: Err(error.to_string()), every_device: vec![sentence], ..Found::default() }
+    pub fn doubt(error: &io::Error, cause: Cause) -> Found {
+        Found { firewall: Err(error.to_string()), every_device: vec![cause], ..Found::default() }
     }
 
     /// Sentences about a device.
-    pub fn of_device(&self, device: &str) -> impl Iterator<Item = &String> {
+    pub fn of_device(&self, device: &str) -> impl Iterator<Item = &Cause> {
         self.devices.get(device).into_iter().flatten().chain(&self.every_device)
     }
 
     fn add(&mut self, chain: &BaseChain) {
-        let sentence = &chain.sentence();
+        let cause = &Code::FirewallChain.cause(chain.sentence());
         match &chain.base.devices {
             Devices::All => (),
             Devices::Named(names) => {
                 for name in names {
-                    add(self.devices.entry(name.clone()).or_default(), sentence);
+                    add(self.devices.entry(name.clone()).or_default(), cause);
                 }
             }
-            Devices::Unknown => add(&mut self.every_device, sentence),
+            Devices::Unknown => add(&mut self.every_device, cause),
         }
     }
 }
 
-fn add(sentences: &mut Vec<String>, sentence: &str) {
-    match sentences.len() {
-        ..MOST_SENTENCES => sentences.push(sentence.to_owned()),
+fn add(causes: &mut Vec<Cause>, cause: &Cause) {
+    match causes.len() {
+        ..MOST_SENTENCES => causes.push(cause.clone()),
         MOST_SENTENCES => {
-            sentences.push(format!("more nftables chains; list them with: {IN_NAMESPACE}nft list chains"));
+            let text = format!("more nftables chains; list them with: {IN_NAMESPACE}nft list chains");
+            causes.push(Code::FirewallChain.cause(text));
         }
         _ => (),
     }
@@ -257,7 +261,7 @@ mod tests {
         let (_, line) = sentence.split_once(" with: ").unwrap();
         pasted.add(&sentence, line, "nft", &["list", "chain", "netdev", "filter", "fwd"]);
         pasted.run();
-        let doubt = Found::doubt(&io::ErrorKind::Other.into(), "?".into());
+        let doubt = Found::doubt(&io::ErrorKind::Other.into(), Code::Unreadable.cause("?"));
         assert_eq!((doubt.of_device("a").count(), doubt.firewall.is_err()), (1, true));
     }
 

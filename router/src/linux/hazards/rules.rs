@@ -9,6 +9,7 @@ use crate::linux::netlink::{
     socket::Socket,
     wire::{self, Message, Request},
 };
+use logic::cause::{Cause, Code};
 use std::io;
 
 const FRA_PRIORITY: u16 = 6;
@@ -46,7 +47,7 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     Ok(sentences)
 }
 
-fn judge(rules: &[Rule], family: usize) -> Vec<String> {
+fn judge(rules: &[Rule], family: usize) -> Vec<Cause> {
     let ip = ["ip", "ip -6"][family];
     let mut sentences = Vec::new();
     let mut missing: Vec<(u32, u32)> = DEFAULTS[family].to_vec();
@@ -58,20 +59,21 @@ fn judge(rules: &[Rule], family: usize) -> Vec<String> {
         } else if sentences.len() == MOST_SENTENCES {
             more += 1;
         } else {
-            sentences.push(format!(
+            sentences.push(Code::PolicyRule.cause(format!(
                 "policy rule with priority {0}; remove it with: {IN_NAMESPACE}{ip} rule del priority {0}",
                 rule.priority
-            ));
+            )));
         }
     }
     if more > 0 {
-        sentences.push(format!("{more} more policy rules; list them with: {IN_NAMESPACE}{ip} rule"));
+        let text = format!("{more} more policy rules; list them with: {IN_NAMESPACE}{ip} rule");
+        sentences.push(Code::PolicyRule.cause(text));
     }
     sentences.extend(missing.iter().map(|(priority, table)| {
-        format!(
+        Code::PolicyRuleMissing.cause(format!(
             "the usual policy rule for table {table} is missing; \
              add it with: {IN_NAMESPACE}{ip} rule add priority {priority} table {table}"
-        )
+        ))
     }));
     sentences
 }
@@ -113,7 +115,7 @@ mod tests {
             .with(FRA_PRIORITY, &priority.to_ne_bytes())
     }
 
-    fn judged(requests: Vec<Request>) -> Vec<String> {
+    fn judged(requests: Vec<Request>) -> Vec<Cause> {
         let rules: Vec<Rule> = requests
             .into_iter()
             .filter_map(|mut r| wire::messages(r.bytes(1)).next().and_then(parse))

@@ -22,6 +22,7 @@ use crate::{
         wire::{self, Message, Request},
     },
 };
+use logic::cause::{Cause, Code};
 use std::{collections::BTreeMap, io};
 
 const TCA_KIND: u16 = 1;
@@ -85,8 +86,16 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// The hazard as a sentence, with the command that removes it.
-    pub fn sentence(&self, device: &str, namespace: &str) -> String {
+    /// The hazard, with the command that removes it.
+    pub fn cause(&self, device: &str, namespace: &str) -> Cause {
+        let code = match self {
+            Finding::Qdisc(_) | Finding::Options(_) => Code::Qdisc,
+            Finding::Filters(..) => Code::TcFilter,
+        };
+        code.cause(self.sentence(device, namespace))
+    }
+
+    fn sentence(&self, device: &str, namespace: &str) -> String {
         let (shown, device) = (Shown(device), Quoted(device));
         let other_root = command(namespace, &format!("tc qdisc replace dev {device} root pfifo_fast"));
         match self {

@@ -6,6 +6,7 @@ use crate::linux::netlink::{
     socket::Socket,
     wire::{self, Message, Request},
 };
+use logic::cause::Code;
 use std::io;
 
 /// `XFRMNLGRP_POLICY`.
@@ -31,10 +32,10 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     for (i, family) in [INET, INET6].into_iter().enumerate() {
         let count = families.iter().filter(|f| **f == family || **f == 0).count();
         if count > 0 {
-            sentences[i].push(format!(
+            sentences[i].push(Code::IpsecPolicy.cause(format!(
                 "{count} IPsec policies; list them with: {IN_NAMESPACE}ip xfrm policy, \
                  remove them with: {IN_NAMESPACE}ip xfrm policy flush"
-            ));
+            )));
         }
     }
     // Since Linux 5.14. Older kernels have no default policy and refuse the request.
@@ -43,9 +44,9 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
     });
     if matches!(default, Ok(Some(true))) {
         for sentences in &mut sentences {
-            sentences.push(format!(
+            sentences.push(Code::IpsecPolicy.cause(format!(
                 "the default IPsec policy blocks packets; allow them with: {IN_NAMESPACE}ip xfrm policy setdefault fwd accept out accept"
-            ));
+            )));
         }
     }
     Ok(sentences)

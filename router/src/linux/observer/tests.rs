@@ -1,7 +1,7 @@
 //! Tests of the observer with an empty namespace of its own.
 
 use super::{visits::pause_after, *};
-use logic::observe::Settings;
+use logic::{cause::Cause, observe::Settings};
 
 #[test]
 fn slow_looks_are_rare_but_happen() {
@@ -22,7 +22,7 @@ fn an_error_about_a_missing_router_names_those_that_exist() {
 }
 
 fn incomplete(settings: &Settings) -> bool {
-    let told = |list: &[String]| list.iter().any(|h| h.starts_with("mirror incomplete: "));
+    let told = |list: &[Cause]| list.iter().any(|h| h.starts_with("mirror incomplete: "));
     assert_eq!(told(&settings.hazards4), told(&settings.hazards6));
     told(&settings.hazards4)
 }

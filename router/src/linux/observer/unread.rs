@@ -1,7 +1,7 @@
 //! Parts of a namespace that could not be read. Until they can be read, nothing is certain there.
 
 use crate::base::conditions::{Condition, ConditionKind};
-use logic::observe::Settings;
+use logic::{cause::Code, observe::Settings};
 use std::collections::BTreeMap;
 
 /// A part that could not be read.
@@ -33,7 +33,7 @@ impl Part {
 
 /// The condition of a router whose namespace is not fully observed.
 pub(super) fn unread(router: &str, text: String) -> Condition {
-    Condition { kind: ConditionKind::Linux, subject: format!("router {router}"), text }
+    Condition { subject: format!("router {router}"), ..Condition::new(ConditionKind::Linux, text) }
 }
 
 /// Parts of one namespace that could not be read.
@@ -65,8 +65,9 @@ impl Unread {
     pub fn add_to(&self, settings: &mut Settings) {
         for (part, why) in &self.0 {
             let text = format!("mirror incomplete: {}: {why} (trying again)", part.name());
-            settings.hazards4.push(text.clone());
-            settings.hazards6.push(text);
+            let cause = Code::Unreadable.cause(text);
+            settings.hazards4.push(cause.clone());
+            settings.hazards6.push(cause);
         }
     }
 
@@ -89,7 +90,7 @@ mod tests {
         let mut settings = Settings::default();
         unread.add_to(&mut settings);
         let state = "mirror incomplete: routes, neighbours and devices: denied (trying again)";
-        assert_eq!((settings.hazards4.len(), settings.hazards4[0].as_str()), (2, state));
+        assert_eq!((settings.hazards4.len(), &*settings.hazards4[0]), (2, state));
         assert_eq!(settings.hazards4, settings.hazards6);
         unread.settle(Part::State);
         unread.settle(Part::Traffic);

@@ -1,7 +1,10 @@
 use super::*;
 use crate::{
     api::{cores::EventReport, flows::FlowsStatus},
-    cli::top::{model::tests::any_reading, state::Period},
+    cli::top::{
+        model::tests::{any_reading, odd_reading},
+        state::Period,
+    },
 };
 use proptest::prelude::*;
 use ratatui::{Terminal, backend::TestBackend};
@@ -38,7 +41,9 @@ fn model() -> Model {
         port: "eth1".into(),
         mode: "native".into(),
         rx_pps: Some(1_230_000.0),
+        rx_bps: Some(620_000_000.0),
         tx_pps: Some(0.0),
+        tx_bps: Some(0.0),
         lost_pps: Some(0.0),
         problems: Vec::new(),
     };
@@ -47,6 +52,7 @@ fn model() -> Model {
         ipv4: "fast",
         ipv6,
         forwarded_pps: Some(1_230_000.0),
+        forwarded_bps: Some(4_920_000_000.0),
         passed_pps: Some(12.0),
         dropped_pps: Some(0.0),
         ns_per_packet: Some(141.4),
@@ -66,6 +72,7 @@ fn model() -> Model {
         share: Some(0.25),
         shares: None,
         pps: Some(120_000.0),
+        bps: Some(80_000_000.0),
         lost_pps: Some(1010.0),
         lost: vec![("path_ring_full".into(), 1000.0), ("over_rate".into(), 10.0)],
         why_not: None,
@@ -73,6 +80,7 @@ fn model() -> Model {
     let late = PathRow {
         path: "late".into(),
         pps: Some(0.0),
+        bps: Some(0.0),
         lost_pps: Some(0.0),
         why_not: Some("its port eth9 is not there".into()),
         ..PathRow::default()
@@ -101,6 +109,24 @@ fn model() -> Model {
         queues: vec![queue, fixed],
         ports: vec![port],
         routers: vec![router("host", "partly", reasons), router("red", "kernel", Vec::new())],
+        interfaces: Some(vec![InterfaceRow {
+            router: "host".into(),
+            interface: "eth1.100".into(),
+            ipv4: "fast",
+            ipv6: "kernel",
+            rx_pps: Some(1_230_000.0),
+            rx_bps: Some(620_000_000.0),
+            tx_pps: Some(5.0),
+            tx_bps: Some(2400.0),
+            other_pps: Some(12.0),
+        }]),
+        talkers: Some(vec![TalkerRow {
+            router: "red".into(),
+            connection: "tcp 10.0.0.2:40001 > 192.0.2.9:443".into(),
+            pps: Some(9000.0),
+            bps: Some(100_000_000.0),
+            bytes: 123_456_789,
+        }]),
         rules: Rules {
             status: FlowsStatus { rules: 1, in_charge: true, ..FlowsStatus::default() },
             hit_rate: Some(0.991),
@@ -139,7 +165,7 @@ fn cores_on_a_usual_terminal() {
     let expected = [
         "millrace 9, up 1 h 2 min, policy pack",
         "1.23 Mpps 4.92 Gbit/s forwarded; pps to the kernel 12, dropped 0, lost 0",
-        "[1 cores] 2 queues  3 routers  4 flows  5 paths  every 1 s  q quit  space pause",
+        "[1 cores] 2 queues 3 routers 4 interfaces 5 flows 6 talkers 7 paths  every 1 s",
         "CORE  TIME                    FORW  KERN  APPS  IDLE  ROLE     QUEUES",
         "   0  [############++=     ]   62%   10%    3%   25%  forward  eth1/0 eth2/0",
         "   1  [+==================!]    0%    5%   90%    0%  serve    -",
@@ -156,9 +182,11 @@ fn cores_on_a_usual_terminal() {
         "",
         "",
         "DECISIONS",
-        "01:46:40.250 UTC  eth1/0  core 1 -> 0  core 1 is given back",
     ];
-    assert_eq!(screen(Some(&model()), &mut state(), 80, 20), expected);
+    let model = model();
+    let event = cores::event(&model.daemon.as_ref().unwrap().events[0]);
+    let expected = [&expected[..], &[event.trim_end()]].concat();
+    assert_eq!(screen(Some(&model), &mut state(), 80, 20), expected);
 }
 
 #[test]
@@ -167,7 +195,7 @@ fn cores_on_a_small_terminal_scroll_under_their_head() {
     let expected = [
         "millrace 9, up 1 h 2 min, policy pack",
         "1.23 Mpps 4.92 Gbit/s forwarded; pps to",
-        "[1 cores] 2 queues  3 routers  4 flows",
+        "[1 cores] 2 queues 3 routers 4 interface",
         "CORE  TIME          FORW  APPS  ROLE",
         "  12  [          ]     -     -  idle",
         "# forwarding  + kernel  = applications",
@@ -187,21 +215,21 @@ fn queues_routers_flows_and_paths() {
         "eth1      0     0   62%      1.23M       9.88k  thread 42",
         "tap0      0     -     -          -           -  nothing: it has no interrupt",
         "",
-        "PORT   RX/S  TX/S  LOST/S  MODE    PROBLEMS",
-        "eth1  1.23M     0       0  native",
+        "PORT   RX/S  RX BIT/S  TX/S  TX BIT/S  LOST/S  MODE    PROBLEMS",
+        "eth1  1.23M      620M     0         0       0  native  -",
         "",
     ];
     assert_eq!(body(View::Queues, 80), queues);
     let routers = [
-        "ROUTER  IPV4  IPV6    FORWARDED/S  KERNEL/S  DROPPED/S  NS/PACKET  MOSTLY BECAUSE",
-        "host    fast  partly        1.23M        12          0        141  local 11, ttl_exceeded 0.5",
-        "red     fast  kernel        1.23M        12          0        141  -",
+        "ROUTER  IPV4  IPV6    FORWARDED/S  BIT/S  KERNEL/S  DROPPED/S  NS/PACKET  MOSTLY BECAUSE",
+        "host    fast  partly        1.23M  4.92G        12          0        141  local 11, ttl_exceeded 0.5",
+        "red     fast  kernel        1.23M  4.92G        12          0        141  -",
         "",
         "",
         "",
         "",
     ];
-    assert_eq!(body(View::Routers, 100), routers);
+    assert_eq!(body(View::Routers, 110), routers);
     let few = [
         "ROUTER  FORWARDED/S  KERNEL/S  DROPPED/S",
         "host          1.23M        12          0",
@@ -215,23 +243,43 @@ fn queues_routers_flows_and_paths() {
     let flows = [
         "1 flow rules, packets go by them",
         "cache 99%: 99.1 kpps hits, 900 pps misses; user space 0 pps done, 0 pps lost",
-        "PACKETS/S  BITS/S  PACKETS  BY      RULE",
-        "    1.00k    480k    5.00M  kernel  in_port=1 actions=output:2",
+        "PACKETS/S  BIT/S  PACKETS  BY      RULE",
+        "    1.00k   480k    5.00M  kernel  in_port=1 actions=output:2",
         "",
         "",
         "",
     ];
     assert_eq!(body(View::Flows, 80), flows);
-    let paths = [
-        "PATH  CORE  SHARE  PACKETS/S  LOST/S  LOST AS",
-        "vpn      3    25%       120k   1.01k  path_ring_full 1.00k, over_rate 10",
-        "late     -      -          0       0  no packets: its port eth9 is not there",
+    let interfaces = [
+        "ROUTER  INTERFACE   RX/S  RX BIT/S  TX/S  TX BIT/S  NOT FORWARDED/S  IPV4  IPV6",
+        "host    eth1.100   1.23M      620M     5     2.40k               12  fast  kernel",
+        "",
         "",
         "",
         "",
         "",
     ];
-    assert_eq!(body(View::Paths, 80), paths);
+    assert_eq!(body(View::Interfaces, 90), interfaces);
+    let talkers = [
+        "connections that bypass a firewall; flows of plain routing have no counters of their own",
+        "BIT/S  PACKETS/S  BYTES  ROUTER  CONNECTION",
+        " 100M      9.00k   123M  red     tcp 10.0.0.2:40001 > 192.0.2.9:443",
+        "",
+        "",
+        "",
+        "",
+    ];
+    assert_eq!(body(View::Talkers, 90), talkers);
+    let paths = [
+        "PATH  CORE  SHARE  PACKETS/S  BIT/S  LOST/S  LOST AS",
+        "vpn      3    25%       120k  80.0M   1.01k  path_ring_full 1.00k, over_rate 10",
+        "late     -      -          0      0       0  no packets: its port eth9 is not there",
+        "",
+        "",
+        "",
+        "",
+    ];
+    assert_eq!(body(View::Paths, 90), paths);
     let few = [
         "PATH  SHARE  PACKETS/S  LOST/S",
         "vpn     25%       120k   1.01k",
@@ -250,7 +298,7 @@ fn without_a_daemon_it_says_so_and_shows_cores() {
     let shown = screen(Some(&alone), &mut Selection { paused: true, ..state() }, 60, 5);
     let expected = [
         r"no daemon is running\u{1b}[2J",
-        "[1 cores] 2 queues  3 routers  4 flows  5 paths  PAUSED  q q",
+        "[1 cores] 2 queues 3 routers 4 interfaces 5 flows 6 talkers",
         "CORE  TIME                    FORW  KERN  APPS  ROLE",
         "   0  [############++=     ]   62%   10%    3%  forward",
         "   1  [+==================!]    0%    5%   90%  serve",
@@ -272,10 +320,12 @@ fn problems_are_shown_but_do_not_fill_the_screen() {
 #[test]
 fn a_pipe_gets_everything() {
     let text = text(&model(), usize::MAX);
-    let starts: Vec<_> = text.split("\n\n").map(|part| part.split(' ').next().unwrap()).collect();
+    let starts = text.split("\n\n").map(|part| part.split(' ').next().unwrap());
+    // The time depends on the zone of this machine.
+    let starts: Vec<_> = starts.map(|word| word.split('\n').next().unwrap()).collect();
     assert_eq!(
         starts,
-        ["millrace", "CORE", "PORT", "PORT", "ROUTER", "1", "PATH", "DECISIONS\n01:46:40.250"]
+        ["millrace", "CORE", "PORT", "PORT", "ROUTER", "ROUTER", "1", "connections", "PATH", "DECISIONS"]
     );
     assert!(text.contains("CORE  TIME                                        FORW"), "{text}");
     assert!(text.lines().all(|line| line == line.trim_end()) && text.ends_with("given back\n"));
@@ -285,6 +335,7 @@ fn a_pipe_gets_everything() {
 fn amounts_have_three_digits() {
     let table = [
         (0.0, "0"),
+        (-0.0, "0"),
         (0.25, "0.2"),
         (9.9, "9.9"),
         (9.96, "10"),
@@ -328,4 +379,69 @@ proptest! {
         prop_assert!(lines.iter().all(|line| !line.chars().any(char::is_control)));
         prop_assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
     }
+}
+
+/// Fractions of all odd kinds.
+const ODD: [f64; 7] = [0.0, -0.0, -0.001, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX];
+
+#[test]
+fn no_view_shows_blank_cells_or_numbers_that_are_none() {
+    let long = "\u{1b}[31m".repeat(51);
+    for (many, name) in [(0, ""), (1, ""), (1, "a"), (2, &*long), (300, "r")] {
+        // Many rows take long to draw.
+        let fractions = if many > 2 { &ODD[3..4] } else { &ODD[..] };
+        for &fraction in fractions {
+            for (was, number) in [(0, 0), (0, u64::MAX), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
+                let before = odd_reading(many, name, was, fraction, 1);
+                let now = odd_reading(many, name, number, fraction, 2);
+                for before in [None, Some(&before)] {
+                    let what = format!("{many} {name:?} {fraction} {was} {number}");
+                    let model = Model::new(before, &now);
+                    odd_text(&model, &what);
+                }
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn odd_text(model: &Model, what: &str) {
+    let text = text(model, 400);
+    for word in text.split([' ', '\n', ',', ':']) {
+        let is_odd = ["NaN", "inf", "-inf", "-0", "-0%", "-0.0"].contains(&word);
+        assert!(!is_odd, "{word} for {what}: {text}");
+    }
+    assert!(!text.contains("core  ") && !text.contains("core : "), "{what}: {text}");
+    for view in View::ALL {
+        let lines: Vec<_> = view_lines(model, view, 400);
+        assert!(lines.first().is_some_and(|line| !line.is_empty()), "{} is blank for {what}", view.name());
+        if ![View::Cores, View::Flows, View::Talkers].contains(&view) {
+            let mut heads = 0;
+            for line in &lines {
+                let cells = line.split("  ").filter(|cell| !cell.trim().is_empty()).count();
+                if line.chars().all(|c| !c.is_lowercase()) || line.is_empty() {
+                    heads = cells;
+                }
+                assert!(cells == heads || lines.len() == 1, "{} for {what}: {line}", view.name());
+            }
+        }
+        for (width, height) in [(1, 1), (20, 5), (80, 24), (100, 50)] {
+            let mut state = Selection { view, ..state() };
+            let shown = screen(Some(model), &mut state, width, height);
+            assert!(shown.iter().all(|line| line.chars().count() <= width.into()), "{what}");
+            let table = view_lines(model, view, width.into());
+            let fits = |line: &String| line.chars().count() <= usize::from(width);
+            // The legend and the notes are cut by the screen.
+            let is_row = |line: &&String| line.contains("  ") && !line.starts_with('#');
+            assert!(
+                width < 80 || table.iter().filter(is_row).all(fits),
+                "{} for {what}: {table:#?}",
+                view.name()
+            );
+        }
+    }
+}
+
+fn view_lines(model: &Model, of: View, width: usize) -> Vec<String> {
+    view(model, of, width).iter().map(ToString::to_string).collect()
 }

@@ -222,6 +222,7 @@ fn two_readings_make_rates() {
         share: Some(0.5),
         shares: Some("I/O bandwidth".into()),
         pps: Some(100.0),
+        bps: Some(0.0),
         lost_pps: Some(25.0 + 50.0 + 1.0),
         lost: vec![named("over_rate", 50.0), named("path_ring_full", 25.0), named("worker_panicked", 1.0)],
         why_not: None,
@@ -229,6 +230,7 @@ fn two_readings_make_rates() {
     let late = PathRow {
         path: "late".into(),
         pps: Some(0.0),
+        bps: Some(0.0),
         lost_pps: Some(25.0),
         lost: vec![named("path_ring_full", 25.0)],
         why_not: Some("its port".into()),
@@ -305,6 +307,122 @@ fn the_busiest_rules_come_first() {
     assert_eq!(busiest(None, &many, Seconds(1.0)).len(), TOP_RULES);
 }
 
+/// A daemon with this many things of each kind, which all have this name, number and fraction.
+pub fn odd_reading(many: usize, name: &str, number: u64, fraction: f64, at: u64) -> Reading {
+    let name = || name.to_owned();
+    let reasons = || vec![reason(&name(), number)];
+    let queue = QueueReport {
+        port: name(),
+        core: Some(0),
+        moved_by: Some(name()),
+        ran: fraction,
+        ran_ns: number,
+        wakeups: number,
+        packets_per_s: Some(fraction),
+        ..QueueReport::default()
+    };
+    let port = PortReport {
+        port: name(),
+        mode: name(),
+        rx_packets: number,
+        rx_bytes: number,
+        tx_packets: number,
+        tx_bytes: number,
+        lost: reasons(),
+        problems: vec![name().into()],
+        ..PortReport::default()
+    };
+    let packets = Packets {
+        forwarded: number,
+        forwarded_bytes: number,
+        passed: number,
+        dropped: number,
+        taken: number,
+    };
+    let router = RouterReport {
+        router: name(),
+        packets,
+        ns_per_packet: Some(fraction),
+        share: Some(fraction),
+        reasons: reasons(),
+        ..RouterReport::default()
+    };
+    let interface = InterfaceReport {
+        router: name(),
+        interface: name(),
+        rx_packets: number,
+        rx_bytes: number,
+        not_forwarded_packets: number,
+        tx_packets: number,
+        tx_bytes: number,
+        ..InterfaceReport::default()
+    };
+    let connection = ConnectionReport {
+        router: name(),
+        protocol: name(),
+        source: name(),
+        destination: name(),
+        packets: number,
+        bytes: number,
+        reply_packets: number,
+        reply_bytes: number,
+        expires_s: Some(fraction),
+        ..ConnectionReport::default()
+    };
+    let run = PathStand { share: fraction, worker_panicked: number, ..PathStand::default() };
+    let path = PathReport {
+        path: name(),
+        packets: number,
+        bytes: number,
+        lost: reasons(),
+        run: Some(run),
+        ..PathReport::default()
+    };
+    let rule = FlowReport {
+        matching: name(),
+        actions: name(),
+        packets: number,
+        bytes: number,
+        ..FlowReport::default()
+    };
+    let event = EventReport { unix_s: fraction, port: name(), why: name(), ..EventReport::default() };
+    let core = |core: usize| CoreReport {
+        core: core as CoreId,
+        role: name(),
+        forwarding: fraction,
+        forwarding_ns: number,
+        workloads: vec![name()],
+        ..CoreReport::default()
+    };
+    let mut status = Status { version: name(), ready: true, packets, lost: number, ..Status::default() };
+    (status.ports, status.routers, status.paths) = (vec![port; many], vec![router; many], vec![path; many]);
+    status.flows = FlowsStatus {
+        rules: many as u64,
+        in_charge: many > 0,
+        cache_hits: number,
+        cache_misses: number,
+        slow_done: number,
+        slow_lost: number,
+        ..FlowsStatus::default()
+    };
+    let cores = CoresReport {
+        at_s: at as f64,
+        cores: (0..many).map(core).collect(),
+        queues: vec![queue; many],
+        ..CoresReport::default()
+    };
+    let daemon = Daemon {
+        status,
+        cores,
+        events: vec![event; many],
+        rules: Some(vec![rule; many]),
+        interfaces: Some(vec![interface; many]),
+        connections: Some(vec![connection; many]),
+        ..Daemon::default()
+    };
+    reading(at, daemon, (0..many).map(|core| ticks(core as CoreId, [number; 4])).collect())
+}
+
 /// Any answers: counters that go back, numbers that are not finite, names with any characters.
 pub fn any_reading() -> impl Strategy<Value = Reading> {
     let number = prop_oneof![Just(0), Just(u64::MAX), any::<u64>(), 0_u64..1000];
@@ -346,7 +464,7 @@ pub fn any_reading() -> impl Strategy<Value = Reading> {
                     path: name(),
                     packets: number(),
                     lost: vec![reason(&name(), number())],
-                    why_not: Some(name()),
+                    why_not: Some(name().into()),
                     run: Some(PathStand {
                         share: fraction,
                         worker_panicked: number(),
@@ -364,9 +482,26 @@ pub fn any_reading() -> impl Strategy<Value = Reading> {
             let packets = &mut daemon.status.packets;
             (packets.forwarded, packets.forwarded_bytes, packets.passed) = (number(), number(), number());
             (daemon.status.flows.cache_hits, daemon.status.flows.cache_misses) = (number(), number());
-            daemon.status.problem = Some(name());
+            daemon.status.problem = Some(name().into());
             let rule = |_| FlowReport { packets: number(), matching: name(), ..FlowReport::default() };
             daemon.rules = Some((0..many).map(rule).collect());
+            let interface = |_| InterfaceReport {
+                interface: name(),
+                rx_packets: number(),
+                tx_bytes: number(),
+                ..InterfaceReport::default()
+            };
+            daemon.interfaces = Some((0..many).map(interface).collect());
+            let connection = |_| ConnectionReport {
+                source: name(),
+                packets: number(),
+                reply_packets: number(),
+                bytes: number(),
+                reply_bytes: number(),
+                expires_s: Some(fraction),
+                ..ConnectionReport::default()
+            };
+            daemon.connections = Some((0..many).map(connection).collect());
             let parts = [number(), number(), number(), number()];
             let ticks = (0..many).map(|core| ticks(core, parts)).collect();
             (daemon.at, daemon.listed_at) = (Duration::from_secs(at), Duration::from_secs(at));

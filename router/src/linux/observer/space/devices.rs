@@ -5,7 +5,10 @@ use crate::{
     base::foreign::{Quoted, Shown},
     linux::{hazards::command, netlink::link::RawLink},
 };
-use logic::observe::{Event, Link, LinkKind, NamespaceId, Settings};
+use logic::{
+    cause::{Cause, Code},
+    observe::{Event, Link, LinkKind, NamespaceId, Settings},
+};
 use std::{mem, time::Instant};
 
 impl Space {
@@ -56,19 +59,21 @@ impl Space {
         let below = self.below(&raw);
         let mut hazards = self.hazards.of_link(ifindex, &raw.name, &self.namespace.name);
         if raw.egress_priority_map {
-            hazards.push(format!(
+            hazards.push(Code::PriorityMap.cause(format!(
                 "{} maps priorities to VLAN priority bits; recreate it without egress-qos-map",
                 Shown(&raw.name)
-            ));
+            )));
         }
         if self.addresses.get(&ifindex).is_some_and(|a| a.values().any(|understood| !understood)) {
-            hazards.push(format!("{} has an IPv4 address with unknown attributes", Shown(&raw.name)));
+            let text = format!("{} has an IPv4 address with unknown attributes", Shown(&raw.name));
+            hazards.push(Code::UnknownAddress.cause(text));
         }
-        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", Shown(&raw.name))));
+        let odd = |what| Code::DeviceKind.cause(format!("{} {what}", Shown(&raw.name)));
+        hazards.extend(raw.oddities.iter().map(odd));
         let xdp = raw.xdp.then(|| {
             let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
             let off = command(&self.namespace.name, &off);
-            format!("{} runs an XDP program; detach it with: {off}", Shown(&raw.name))
+            Code::Xdp.cause(format!("{} runs an XDP program; detach it with: {off}", Shown(&raw.name)))
         });
         Some(Link {
             ifindex,
@@ -120,10 +125,9 @@ impl Space {
             [self.values.multipath4, self.values.multipath6].map(|p| p.min(255) as u8);
         settings.multipath_key = self.multipath_keys.of(self.values.multipath_seed);
         if self.values.forward_use_pmtu != 0 {
-            settings.hazards4.push(
-                "net.ipv4.ip_forward_use_pmtu is on, so learned path MTUs apply to forwarded packets; set it to 0"
-                    .into(),
-            );
+            settings.hazards4.push(Code::LearnedMtu.cause(
+                "net.ipv4.ip_forward_use_pmtu is on, so learned path MTUs apply to forwarded packets; set it to 0",
+            ));
         }
         let [redirects4, redirects6] = [4, 6].map(|version| self.redirects(version));
         settings.hazards4.extend(redirects4);
@@ -133,7 +137,7 @@ impl Space {
     }
 
     /// Reports that devices accept redirects, if packets of the IP version are forwarded.
-    fn redirects(&self, version: u8) -> Option<String> {
+    fn redirects(&self, version: u8) -> Option<Cause> {
         let redirected = &self.redirected[usize::from(version == 6)];
         let name = &self.links.get(redirected.first()?)?.name;
         let forwards = |link: &Link| if version == 4 { link.ipv4.forwarding } else { link.ipv6.forwarding };
@@ -145,10 +149,10 @@ impl Space {
         let off = command(&self.namespace.name, &format!("sysctl -w {}", Quoted(&off)));
         let flush = command(&self.namespace.name, "ip route flush cache");
         let others = if more > 0 { format!(" (and {more} more)") } else { String::new() };
-        Some(format!(
+        Some(Code::Redirects.cause(format!(
             "{}{others} accepts ICMP redirects, which change the gateways of forwarded packets; turn this off with: \
              {off}; then remove learned gateways with: {flush}",
             Shown(name)
-        ))
+        )))
     }
 }
