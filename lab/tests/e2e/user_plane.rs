@@ -231,9 +231,8 @@ fn workers_use_calibrated_costs_and_share_counted_resources() {
     if let Err(why) = ::router::user_plane::workers::check_counted(Share::Always(Resource::Memory))
         .map_err(|error| error.to_string())
     {
-        let memory = |line: &&str| {
-            line.starts_with("note        memory bandwidth of paths: estimated by the bytes of I/O")
-        };
+        let memory =
+            |line: &&str| line.starts_with("  memory bandwidth of paths: estimated by the bytes of I/O");
         assert_eq!(words.lines().filter(memory).count(), 1, "{words}");
         let file = ConfigFile(std::env::temp_dir().join(format!("{}.toml", bed.name)));
         std::fs::write(&file.0, text("memory")).unwrap();

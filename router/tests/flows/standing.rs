@@ -55,11 +55,14 @@ fn rules_that_do_not_apply_are_reported_everywhere() {
         let status = bed.status().unwrap();
         assert_eq!(
             (&status["flows"]["in_charge"], &status["flows"]["why_not"]),
-            (&false.into(), &why.into())
+            (&false.into(), &serde_json::json!({ "code": "standalone", "text": why }))
         );
-        for words in [["status"], ["controllers"]] {
+        for (words, start) in [
+            (["status"], "flow rules are not in charge"),
+            (["controllers"], "1, NOT IN CHARGE, packets are routed"),
+        ] {
             let said = text(&bed, &words);
-            assert!(said.contains(&format!("1, NOT IN CHARGE, packets are routed: {why}")), "{said}");
+            assert_eq!(said.matches(&format!("{start}: {why}\n")).count(), 1, "{said}");
         }
         assert_eq!(controllers(&bed)["fail"], "standalone");
         let logged = format!("flow rules are not in charge: {why}\n");

@@ -50,10 +50,7 @@ fn each_queue_reports_whether_workers_poll_it_and_a_veth_keeps_its_settings() {
                 );
             }
             let text = bed.millrace(&["status"]);
-            assert!(
-                text.contains("note        port p0: workers do not poll it: its driver"),
-                "the note is missing: {text}"
-            );
+            assert!(text.contains(": workers do not poll it: its driver"), "the note is missing: {text}");
             assert_eq!(timers(&bed.roots), before);
             run(&format!("{ends} {}", bed.daemon.as_ref().unwrap().id()));
             bed.end();
