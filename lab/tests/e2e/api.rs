@@ -141,6 +141,8 @@ fn every_answer_is_as_the_document_says() {
         ("/connections", "?state=linux&router=host&address=10.8.1.2"),
         ("/route", "?address=10.8.2.2"),
         ("/route", "?address=203.0.113.1&router=host"),
+        ("/routes", "?prefix=0.0.0.0/0&longer=true"),
+        ("/neighbours", ""),
         ("/verify", ""),
         ("/cores", ""),
         ("/events", "?after=0"),
@@ -159,6 +161,13 @@ fn every_answer_is_as_the_document_says() {
     })
     .unwrap();
     assert_eq!(rules, 1);
+    let nothing = json!({ "count": 0, "ports": ["p1"] });
+    client::file(&socket, "/capture", nothing, PATIENCE, std::future::pending(), |_| Ok(true)).unwrap();
+    checked.done.insert("post /v1/capture".into());
+    for method in ["get", "delete"] {
+        let report = client::call(&socket, &method.to_uppercase(), "/capture", None, PATIENCE).unwrap();
+        checked.check(method, "/v1/capture", &report);
+    }
     let metrics = client::text(&socket, "/metrics", PATIENCE).unwrap();
     checked.check("get", "/metrics", &json!(metrics));
     checked.check("post", "/v1/stop", &post(&socket, "/stop", json!({})).unwrap());

@@ -81,10 +81,13 @@ impl Capture {
     fn start(daemon: &Daemon, file: &Path, words: &[&str]) -> Capture {
         let mut command = Command::new(binary());
         command.args(["capture", "--instance", &daemon.instance, "-w"]).arg(file).args(words);
-        let capture = Capture(command.stderr(Stdio::piped()).spawn().unwrap());
+        let mut capture = Capture(command.stderr(Stdio::piped()).spawn().unwrap());
         eventually("the capture begins", || match fs::metadata(file) {
             Ok(data) if data.len() > 0 => Ok(()),
-            other => Err(format!("{other:?}")),
+            other => {
+                assert!(capture.0.try_wait().unwrap().is_none(), "the capture has ended");
+                Err(format!("{other:?}"))
+            }
         });
         capture
     }

@@ -139,7 +139,7 @@ pub fn lines<T: DeserializeOwned>(
 }
 
 /// Requests a file from the daemon at `socket`, and hands each piece to `each` as it arrives, until the file ends or `each` returns
-/// false. When `end` is ready, the daemon is asked to complete the file. The pieces are bytes of outsiders.
+/// false. When `end` is ready, the daemon is asked to complete the file. The pieces are bytes of outsiders. `path` is below `/v1`.
 ///
 /// # Errors
 /// There is no answer within `patience`, or `each` fails.
@@ -153,9 +153,9 @@ pub fn file(
 ) -> anyhow::Result<()> {
     let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
     let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
-    let peer = Cell::new(0);
+    let (peer, path) = (Cell::new(0), format!("{ROOT}{path}"));
     runtime.block_on(async {
-        let asked = timeout(patience, send(socket, "POST", path, Some(body), &peer)).await;
+        let asked = timeout(patience, send(socket, "POST", &path, Some(body), &peer)).await;
         let silent = |_| CallError::Silent { pid: peer.get(), waited: patience };
         let mut pieces = answered(asked.map_err(silent)??).await?;
         let mut end = std::pin::pin!(end);
@@ -165,7 +165,7 @@ pub fn file(
                 piece = pieces.frame() => piece,
                 () = &mut end, if !is_asked => {
                     is_asked = true;
-                    let asked = timeout(patience, exchange(socket, "DELETE", path, None, &peer)).await;
+                    let asked = timeout(patience, exchange(socket, "DELETE", &path, None, &peer)).await;
                     asked.map_err(silent)??;
                     continue;
                 }
