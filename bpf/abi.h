@@ -548,7 +548,7 @@ struct trace {
 
 /* --- captures (capture.h) ----------------------------------------------------------------------------------------- */
 
-#define CAPTURE_HEAD_BYTES	128	/* forwarding changes nothing behind these */
+#define CAPTURE_HEAD_BYTES	128	/* forwarding changes nothing after these */
 #define CAPTURE_FRAME_BYTES	9216
 #define CAPTURE_RING_BYTES	8388608
 #define CAPTURE_FILTER_ROOM	2048	/* instructions of a filter */
@@ -556,7 +556,7 @@ struct trace {
 #define CAPTURE_NO_PORT		0xffff
 
 enum capture_why {
-	CAPTURE_MATCHED = 1,	/* it is of the capture */
+	CAPTURE_MATCHED = 1,	/* it belongs to the capture */
 	CAPTURE_SAMPLED = 2,	/* it is one of sample_every packets */
 };
 
@@ -572,13 +572,13 @@ struct capture_control {
 	__u64 sample_every;	/* packets; 0: none is sampled */
 };
 
-/* A packet. A record of the ring ends behind the used part of `frame`. */
+/* A packet. A record of the ring ends after the used part of `frame`. */
 struct capture_record {
 	__u64 time_ns;		/* CLOCK_MONOTONIC */
 	__u32 in_bytes;		/* of the whole frame, as it came in */
 	__u32 out_bytes;	/* as it left, or where the program stopped */
 	__u32 frame_bytes;	/* of `frame`; 0: only sampled */
-	__u32 ahead;		/* packets that came since the last sample, with this one */
+	__u32 ahead;		/* packets that came since the last sample, including this one */
 	__u16 in_port;		/* port ids, or CAPTURE_NO_PORT */
 	__u16 out_port;
 	__u16 head_bytes;	/* of `head` */
@@ -603,7 +603,7 @@ struct capture_row {
 	struct bucket bucket;
 	__u64 skip;		/* packets until the next sample */
 	__u64 interval;		/* between the last sample and the next one */
-	__u64 over_rate;	/* packets that were not captured: over cost_ns */
+	__u64 over_rate;	/* packets that were not captured, because of cost_ns */
 	__u64 no_room;		/* the ring was full */
 	struct capture_cells cells;
 	struct capture_record record;

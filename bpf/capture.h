@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
  * Captures and samples: copies packets into a ring, with the verdict and its reason. Only programs with `capture` have this
- * code. They are attached while somebody captures or samples.
+ * code. They are attached while packets are captured or sampled.
  *
- * Forwarding changes only the head of a packet. So the head is kept when a packet comes in, and one record at the end tells
- * how it came in and how it left. Packets on another core, to which a rule or a split queue hands them, are not seen again.
+ * Forwarding changes only the head of a packet. So the head is kept when a packet comes in, and one record at the end shows how it
+ * came in and how it left. A packet that a rule or a split queue hands to another core is not seen again.
  */
 #pragma once
 
 /*
  * The filter of the capture. User space puts its instructions into this room when it loads the program
- * (router/src/plane/capture.rs). As it is here, all packets match. The kernel removes what stays empty.
+ * (router/src/plane/capture.rs). Until then, all packets match. The kernel removes the unused room.
  */
 __noinline int capture_filter(struct xdp_md *ctx, struct capture_cells *cells)
 {
@@ -40,7 +40,7 @@ static __always_inline bool is_sampled(struct capture_row *row, __u64 every)
 	row->record.ahead = row->interval;
 	/* The mean of 1 to 2 * every - 1 is `every`. */
 	row->skip = row->interval = 1 + bpf_get_prandom_u32() % (2 * every - 1);
-	return row->record.ahead;	/* the first packet ever is none */
+	return row->record.ahead;	/* the very first packet is not sampled */
 }
 
 /* Loads the first bytes of a frame that has `bytes`, at most `most`, a constant. Returns how many. */
@@ -100,7 +100,7 @@ struct capture_end {
 	__u8 reason, router, has_router, wanted;
 };
 
-/* Is a packet of the capture, now that its verdict is known? */
+/* Does a packet belong to the capture, now that its verdict is known? */
 static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *row, const struct capture_control *c, const struct capture_end *e, __u32 core)
 {
 	__u64 ports = 1ULL << (e->in_port & (MAX_PORTS - 1));

@@ -5,7 +5,7 @@
 
 use std::{fmt, ops::Deref};
 
-/// Defines [`Code`], whose names and meanings stand in one place.
+/// Defines [`Code`], with names and meanings in one place.
 macro_rules! codes {
     ($($variant:ident $name:literal $meaning:literal,)*) => {
         /// A kind of cause.
@@ -67,9 +67,9 @@ codes! {
     SameAddress "same_address" "another interface has the same port, VLAN and MAC address",
     ForwardingOff "forwarding_off" "forwarding is off, so Linux does not forward either",
     Ipv6Disabled "ipv6_disabled" "IPv6 is disabled on the device",
-    Setting "setting" "a setting of the device is on that the fast path does not follow",
+    Setting "setting" "the device has a setting enabled that the fast path does not follow",
     RoutesPending "routes_pending" "the fast path does not have all routes of the router yet",
-    DeviceMissing "device_missing" "the port's device is not there",
+    DeviceMissing "device_missing" "the port's device does not exist",
     PortDown "port_down" "the port is down",
     NotAttached "not_attached" "the program is not attached to the port",
     VlanTagsHidden "vlan_tags_hidden" "VLAN tags do not arrive within the packet",
@@ -87,20 +87,20 @@ codes! {
     ThreadUnseen "thread_unseen" "the NAPI thread of the queue was not found",
     Namesakes "namesakes" "threads of several devices have the same names",
     NapiUnmatched "napi_unmatched" "the driver does not report which NAPI instance polls the queue",
-    InterruptUnknown "interrupt_unknown" "no interrupt is known to be the queue's",
+    InterruptUnknown "interrupt_unknown" "the queue's interrupt is not known",
     MoveRefused "move_refused" "the kernel refused to move the queue",
-    MovedByOthers "moved_by_others" "another program moves the queue, too",
+    MovedByOthers "moved_by_others" "another program also moves the queue",
     SettingsUnsaved "settings_unsaved" "the original settings of the queue cannot be saved",
     InterruptManaged "interrupt_managed" "the kernel alone places the interrupt",
-    PathPlace "path_place" "the port or router of the path is not there",
+    PathPlace "path_place" "the port or router of the path does not exist",
     TooNew "too_new" "Linux has not seen enough packets of the connection yet",
     NotEstablished "not_established" "the TCP connection is not established",
     NoConsent "no_consent" "`established` in the configuration leaves such connections to Linux",
     SpecialConnection "special_connection" "the connection has a property that Linux must act on",
     OnlyAnswers "only_answers" "only packets of one direction were seen",
-    Untranslated "untranslated" "the connection was translated, and no chain of NAT is left",
+    Untranslated "untranslated" "the connection was translated, and no NAT chain is left",
     Busy "busy" "checking rules has taken too long in the last second",
-    Waiting "waiting" "Linux was not asked again after a change",
+    Waiting "waiting" "Linux has not been asked again since a change",
     UnknownConnection "unknown_connection" "Linux does not know the connection",
     Unwatched "unwatched" "Linux does not report the end of the connection",
     Counted "counted" "Linux counts the packets of connections",
@@ -122,7 +122,7 @@ impl Code {
         Cause { code: self, text: text.into() }
     }
 
-    /// Does Linux forward no such packets either, so that nothing is slow because of it?
+    /// Does Linux not forward such packets either, so that nothing is slower than without Millrace?
     pub fn is_idle(self) -> bool {
         matches!(self, Code::ForwardingOff | Code::Ipv6Disabled | Code::NoInterface)
     }

@@ -1,4 +1,4 @@
-//! Millrace while somebody captures: packets that are not there, or all packets, at the rate that captures have without options.
+//! Millrace while a capture runs: of packets that never come, or of all packets, at the default rate.
 
 use std::{
     io::{self, Read},
@@ -39,7 +39,7 @@ impl MillraceCapture {
         let file = capture.stdout.take();
         let subject = Self { capture, daemon, wanted };
         let mut file = file.context("a capture without output")?;
-        // The file begins when packets are captured.
+        // The file begins once packets are captured.
         file.read_exact(&mut [0]).context("the capture has ended")?;
         thread::spawn(move || io::copy(&mut file, &mut io::sink()));
         Ok(subject)

@@ -42,7 +42,7 @@ fn with_readers(bed: &Bed) -> (File, Daemon) {
     (file, daemon)
 }
 
-/// Does something in a thread that has no rights but those of a user and a group.
+/// Does something in a thread with only the rights of a user and a group.
 fn as_user<T: Send>(user: u32, group: u32, act: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -103,7 +103,7 @@ impl Checked {
     }
 }
 
-/// A daemon with something of everything: traffic, firewall rules, flow rules, a path, a listener for controllers.
+/// A daemon with some of everything: traffic, firewall rules, flow rules, a path, a listener for controllers.
 #[test]
 #[ignore = "needs root"]
 fn every_answer_is_as_the_document_says() {

@@ -97,7 +97,7 @@ impl Capture {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     }
 
-    /// What it says at its end.
+    /// Its output at its end.
     fn ended(mut self) -> String {
         let mut said = String::new();
         self.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
@@ -196,7 +196,7 @@ fn a_capture_takes_packets_of_a_router_a_reason_and_a_port() {
     assert_eq!(outbound, [true, false, true, false, true, false]);
 
     for (words, why) in [
-        (vec!["p3"], "'p3' is no port, and the filter 'p3' is wrong"),
+        (vec!["p3"], "'p3' is not a port, and the filter 'p3' is wrong"),
         (vec!["p1", "udp", "prot", "53"], "the filter 'udp prot 53' is wrong: can't parse filter expression"),
         (vec!["--router", "none"], "there is no router none"),
         (vec!["--reason", "none"], "there is no reason none"),
@@ -232,7 +232,7 @@ fn captures_come_and_go_without_a_lost_packet() {
         all_arrive(&bed, 500);
     }
 
-    // The reader of the pipe goes.
+    // The reader of the pipe ends.
     let piped = format!(
         "{} capture --instance {} -w - | head -c 1000 >{}",
         binary().display(),
@@ -267,7 +267,7 @@ fn captures_come_and_go_without_a_lost_packet() {
     is_plain(&bed);
     all_arrive(&bed, 500);
 
-    // A daemon that leaves takes the capture with it.
+    // When the daemon ends, the capture ends too.
     let left = Capture::start(&daemon, &file("6"), &[]);
     daemon.leave();
     assert_eq!(program(&bed), "millrace");

@@ -38,7 +38,7 @@ const EVENTS: [&str; 12] = [
     "millrace_queue_moves_total",
 ];
 
-/// What a scraper in this namespace gets, or why it gets nothing.
+/// The page that a scraper in this namespace gets, or the error.
 fn scrape(namespace: &Namespace, address: &str, path: &str) -> Result<String, String> {
     let error = |error: std::io::Error| error.to_string();
     let connected = namespace.enter(|| Ok(TcpStream::connect(address)));
@@ -159,7 +159,7 @@ fn a_live_page_has_all_documented_metrics_and_no_others() {
         let run = value(&page, "millrace_path_run_packets_total{path=\"udp\"}");
         if run == Some(400.0) { Ok(page) } else { Err(format!("{run:?}")) }
     });
-    // Since there are rules, packets are passed up before they are counted.
+    // Because of rules, packets are passed up before they are counted.
     assert_eq!(value(&page, counted), Some(200.0 * 46.0), "{page}");
     scrape(&bed.the_box, "127.0.0.1:9111", "/status").unwrap_err();
 
@@ -211,7 +211,7 @@ fn a_reload_moves_the_page_to_another_address() {
     }
     listen(Some(first));
     daemon.ask(&["reload"]);
-    // An address that cannot be had changes nothing.
+    // An address that the daemon cannot listen on changes nothing.
     let _taken = bed.the_box.enter(|| Ok(TcpListener::bind(second)?)).unwrap();
     for (address, why) in
         [(second, "Address already in use"), ("192.0.2.77:9111", "Cannot assign requested address")]
@@ -305,7 +305,7 @@ impl Net<'_> {
         assert_eq!(came.len(), SENT as usize, "net {number}");
         let after = all();
         let moved = |way: usize| match after[way] - before[way] {
-            // ARP and neighbour discovery come besides.
+            // ARP and neighbour discovery add more packets.
             n if (u64::from(SENT)..u64::from(SENT) + 20).contains(&n) => true,
             n if n < 20 => false,
             n => panic!("net {number}, counter {way}: {n} of {SENT}"),

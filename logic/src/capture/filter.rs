@@ -1,7 +1,7 @@
-//! Filters of captures: classic BPF, which libpcap makes of an expression, becomes the function `capture_filter` of the program
+//! Filters of captures: classic BPF, to which libpcap compiles an expression, becomes the function `capture_filter` of the program
 //! (`bpf/capture.h`).
 //!
-//! A filter sees the first buffer of a frame. A load from behind its end ends the filter, and the packet does not match, as in
+//! A filter sees the first buffer of a frame. A load past its end ends the filter, and the packet does not match, as in
 //! bpf_convert_filter (net/core/filter.c). The kernel's verifier checks the result once more.
 
 use std::fmt;
@@ -15,7 +15,7 @@ pub struct Classic {
     pub k: u32,
 }
 
-/// The most instructions of a filter. libpcap makes about six of each address and port.
+/// The most instructions of a filter. libpcap needs about six for each address and port.
 pub const MOST_CLASSIC: usize = 512;
 /// The room of the program, in its instructions (`CAPTURE_FILTER_ROOM`).
 pub const ROOM: usize = 2048;
@@ -143,7 +143,7 @@ impl Program {
         self.put(code, to, from, 0, value);
     }
 
-    /// Loads bytes of the frame at `offset` behind a pointer. They are known to be there.
+    /// Loads bytes of the frame at `offset` from a pointer. They are known to be there.
     fn load(&mut self, size: u8, to: u8, pointer: u8, offset: i16) {
         let code = match size {
             1 => 0x71,
@@ -351,7 +351,7 @@ fn translate_load(p: &mut Program, i: &Classic) -> bool {
         (0, 4) => p.put(code::MOV32_IMM, to, 0, 0, i.k.cast_signed()),
         (0x60, 4) if i.k < CELLS => p.put(code::LOAD_WORD, to, reg::CELLS, place(i.k), 0),
         (0x80, 4) => p.put(code::LOAD_WORD, to, reg::CELLS, LENGTH, 0),
-        // Offsets from SKF_LL_OFF (-0x200000) on mean other things than bytes of the frame.
+        // Offsets from SKF_LL_OFF (-0x200000) on do not mean bytes of the frame.
         (0x20, _) if to == reg::A && i.k < 0x8000_0000 => p.load_at(size, to, i.k),
         (0x40, _) if to == reg::A && i.k < 0x8000_0000 => p.load_behind_x(size, i.k),
         // The length of an IPv4 header.

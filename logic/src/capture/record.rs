@@ -33,7 +33,7 @@ pub mod at {
 /// What happened to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Sent by a port; `None`: by several, or it is not known which.
+    /// Sent by a port; `None`: by several ports, or the port is not known.
     Forwarded(Option<PortId>),
     /// The program on another core went on with it.
     HandedTo(u16),
@@ -47,12 +47,12 @@ pub struct Record<'a> {
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
     pub in_port: PortId,
-    /// `None`: the packet was not for a router, or it was not looked at so far.
+    /// `None`: the packet was not for a router, or the program did not get as far as finding one.
     pub router: Option<RouterId>,
     pub fate: Fate,
-    /// It is of the capture.
+    /// It belongs to the capture.
     pub is_captured: bool,
-    /// It is a sample of so many packets.
+    /// It is a sample, which stands for this many packets.
     pub sample_of: Option<u32>,
     /// Length of the frame as it came in, and the first bytes of it. No bytes: it matched only as it left.
     pub in_bytes: u32,
@@ -92,8 +92,8 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// The frame as it came in, as far as it is captured: the head, and behind it the rest of the frame, which forwarding does
-    /// not change. `None`: it matched only as it left.
+    /// The frame as it came in, as far as it is captured: the head, then the rest of the frame, which forwarding does not change.
+    /// `None`: it matched only as it left.
     pub fn as_it_came_in(&self) -> Option<Vec<u8>> {
         if self.head.is_empty() {
             return None;
@@ -104,7 +104,7 @@ impl<'a> Record<'a> {
         if self.in_bytes as usize > frame.len() {
             frame.extend(self.frame.get(rest..).unwrap_or_default());
         }
-        // Never more than there was: padding that was cut off makes the frames differ in length, too.
+        // Never more than the frame had: padding that was cut off also changes the length.
         frame.truncate(self.in_bytes as usize);
         Some(frame)
     }
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(Record::read(&bytes[..at::FRAME - 1]), None);
     }
 
-    /// A tag of four bytes is added to or removed from a frame, or nothing.
+    /// A tag of four bytes is added to a frame, or removed, or neither.
     #[test]
     fn the_frame_that_came_in_is_put_together() {
         for (in_bytes, out_bytes, captured) in [

@@ -22,10 +22,10 @@ pub struct CaptureRequest {
     /// The most bytes of each frame.
     #[serde(default = "CaptureRequest::all_bytes")]
     pub snaplen: u32,
-    /// The most packets per second of each core.
+    /// The most packets per second on each core.
     #[serde(default = "CaptureRequest::usual_rate")]
     pub rate: u32,
-    /// The capture ends after so many packets. null: it does not.
+    /// The capture ends after this many packets; null: no limit.
     #[serde(default)]
     pub count: Option<u64>,
 }
@@ -56,15 +56,15 @@ impl Default for CaptureRequest {
     }
 }
 
-/// The capture that runs, or the last one.
+/// The running capture, or the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CaptureReport {
-    /// A capture runs.
+    /// A capture is running.
     pub running: bool,
     /// Packets that were captured.
     pub packets: u64,
-    /// Packets that matched and are missing, because they were over the rate.
+    /// Packets that matched but are missing, because they exceeded the rate.
     pub over_rate: u64,
-    /// Packets that matched and are missing, because the client did not take the earlier ones in time.
+    /// Packets that matched but are missing, because the client was too slow to take earlier ones.
     pub no_room: u64,
 }

@@ -57,7 +57,7 @@ pub struct DrainsReport {
     pub left: u64,
     /// The longest wait for that.
     pub longest_us: u64,
-    /// Moves before which not all had left: flows may have been reordered.
+    /// Moves before which some earlier packets had not left: flows may have been reordered.
     pub remained: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct ServeReport {
 pub struct LocalReport {
     /// RX queues of the ports that exist.
     pub queues: u32,
-    /// Of `queues`, those whose packets follow.
+    /// The queues among `queues` whose packets follow.
     pub follow: u32,
     /// Entries of the kernel's table of sockets; 0: none, or not known.
     pub sockets: u32,
@@ -105,16 +105,16 @@ pub struct CoreReport {
     pub other: Option<f64>,
     /// Names of workloads that are pinned to it.
     pub workloads: Vec<String>,
-    /// The longest time that it may take to wake up, because it forwards; null: as the machine has it.
+    /// The longest time that it may take to wake up, because it forwards; null: the machine's own setting.
     #[serde(default)]
     pub resume_us: Option<u32>,
-    /// The deepest idle state that it may sleep in, because it forwards; null: as the machine has it.
+    /// The deepest idle state that it may sleep in, because it forwards; null: the machine's own setting.
     #[serde(default)]
     pub deepest_idle: Option<String>,
     /// Packets that other cores handed to it because of rules.
     #[serde(default)]
     pub handed_packets: u64,
-    /// Of `handed_packets`, those that it had no room for.
+    /// Packets among `handed_packets` that it had no room for.
     #[serde(default)]
     pub handed_dropped: u64,
     /// Flows that were placed on it.
@@ -146,7 +146,7 @@ pub struct QueueReport {
     pub waited: f64,
     /// How often it began to run, in the last control period.
     pub wakeups_per_s: f64,
-    /// Time that it ran, since some moment.
+    /// Time that it ran, since an arbitrary moment.
     #[serde(default)]
     pub ran_ns: u64,
     /// How often it began to run, since the moment from which `ran_ns` counts.

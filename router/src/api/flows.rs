@@ -53,7 +53,7 @@ pub struct FlowsChanged {
     pub deleted: u64,
     /// The first wrong line. The lines before it are done, those after it are not.
     pub failed: Option<FailedLine>,
-    /// A sentence that packets do not go by the rules, and why.
+    /// Why packets do not go by the rules, as a sentence.
     #[serde(default)]
     pub note: Option<String>,
 }
@@ -89,10 +89,10 @@ pub struct FlowReport {
     pub bytes: u64,
     /// Time since it was made.
     pub age_s: u64,
-    /// Time since its last known packet, or since it was made. The daemon looks each second if the rule has an idle timeout,
-    /// otherwise when it is listed.
+    /// Time since its last known packet, or since it was made. The daemon updates it each second if the rule has an idle timeout,
+    /// otherwise when the rule is listed.
     pub idle_s: u64,
-    /// It ends when it has no packets for so long; 0: never.
+    /// It ends when it has had no packets for this long; 0: never.
     pub idle_timeout_s: u16,
     /// It ends at this age; 0: never.
     pub hard_timeout_s: u16,
@@ -164,18 +164,18 @@ pub struct OutputReport {
 pub struct FlowsStatus {
     /// Flow rules.
     pub rules: u64,
-    /// Of `rules`, those of the core table.
+    /// The rules of the core table among `rules`.
     #[serde(default)]
     pub core_rules: u64,
-    /// Names of all ports and paths that there have been since the start, by their number in rules.
+    /// Names of all ports and paths that have existed since the start, by their number in rules.
     #[serde(default)]
     pub names: BTreeMap<u16, String>,
     /// The file of the rules that apply from the start, as configured.
     #[serde(default)]
     pub file: Option<String>,
-    /// Packets go by them; otherwise they are routed.
+    /// Packets go by flow rules; otherwise they are routed.
     pub in_charge: bool,
-    /// Why packets do not go by them although there are rules, as a sentence.
+    /// Why packets do not go by flow rules, although there are some.
     #[serde(default)]
     pub why_not: Option<Why>,
     /// Packets whose decision was cached, since there are rules; 0 while rules are not in charge.
@@ -186,12 +186,12 @@ pub struct FlowsStatus {
     pub slow_done: u64,
     /// Packets that user space had no room for, or could not send.
     pub slow_lost: u64,
-    /// Packets for controllers that none got.
+    /// Packets for controllers that no controller got.
     #[serde(default)]
     pub controller_lost: ControllerLost,
 }
 
-/// Packets for controllers that none got, since there are rules.
+/// Packets for controllers that no controller got, since there are rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ControllerLost {
     /// No connected controller wanted them.

@@ -16,10 +16,10 @@ pub struct RoutesQuery {
     /// The router whose table it is; null: the host.
     #[serde(default)]
     pub router: Option<String>,
-    /// Only routes after this prefix, in the order of the answer: to go on where an earlier answer ended.
+    /// Only routes after this prefix, in the order of the answer: to continue where an earlier answer ended.
     #[serde(default)]
     pub after: Option<String>,
-    /// The most routes of the answer, at most 10000.
+    /// The most routes in the answer, at most 10000.
     #[serde(default)]
     pub limit: Option<usize>,
 }
@@ -34,11 +34,11 @@ impl RoutesQuery {
 pub struct RoutesReport {
     /// The router's name.
     pub router: String,
-    /// As asked.
+    /// The prefix as requested.
     pub prefix: String,
     /// The routes.
     pub routes: Vec<RouteEntry>,
-    /// Further routes that match and come after these.
+    /// The number of further routes that match and come after these.
     pub more: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct RoutesReport {
 pub struct RouteEntry {
     /// Its prefix.
     pub prefix: String,
-    /// Several for a multipath route. MAC addresses are left out: `GET /route` has them.
+    /// One next hop, or several for a multipath route. MAC addresses are left out: `GET /v1/route` has them.
     pub hops: Vec<HopReport>,
 }
 

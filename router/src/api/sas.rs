@@ -62,8 +62,8 @@ pub struct SasRequest {
     /// TOML with `[[sa]]` tables, as in the daemon's configuration.
     #[serde(default)]
     pub set: String,
-    /// The absolute file name of `set`, necessary with it: relative file names in `set` begin in its directory, and errors
-    /// name it.
+    /// The absolute name of the file that `set` comes from; required with `set`. Relative file names in `set` begin in its
+    /// directory, and errors name it.
     #[serde(default)]
     pub file: PathBuf,
     /// Security associations to remove.

@@ -117,17 +117,17 @@ pub struct Families<T> {
     pub ipv6: T,
 }
 
-/// Why something is so: a code for programs, and a sentence for people.
+/// A cause: a code for programs, and a sentence for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Why {
-    /// What kind of cause it is, such as `firewall_rule` (docs/reference/codes.md). Codes never change.
+    /// The kind of cause, such as `firewall_rule` (docs/reference/codes.md). Codes never change.
     pub code: String,
     /// A sentence, with the command that helps. It may change with every version.
     pub text: String,
 }
 
 impl Why {
-    /// Does Linux forward no such packets either, so that nothing is slow because of it?
+    /// Does Linux not forward such packets either, so that nothing is slower than without Millrace?
     pub fn is_idle(&self) -> bool {
         Code::ALL.iter().any(|code| code.is_idle() && code.name() == self.code)
     }
@@ -353,7 +353,7 @@ pub struct ConnectionReport {
     pub router: String,
     /// `tcp` or `udp`.
     pub protocol: String,
-    /// `ADDRESS:PORT` of the packets by which it was found, as they arrive. They may be of either direction.
+    /// `ADDRESS:PORT` that the packets by which it was found have when they arrive. They may go in either direction.
     pub source: String,
     /// `ADDRESS:PORT` to which these packets go.
     pub destination: String,
@@ -450,7 +450,7 @@ pub struct PathReport {
     pub packets: u64,
     /// Bytes of `packets`.
     pub bytes: u64,
-    /// Of `packets`, those that were lost on the way to the worker, by reason.
+    /// Packets among `packets` that were lost on the way to the worker, by reason.
     pub lost: Vec<ReasonCount>,
     /// Packets that no worker could take, and that went on as if there were no path, by reason.
     pub up: Vec<ReasonCount>,
@@ -469,11 +469,11 @@ pub struct TableUse {
     pub table: String,
     /// Rows in use.
     pub used: u64,
-    /// Rows that there are.
+    /// Rows that the table has room for.
     pub capacity: u64,
 }
 
-/// The answer of the fast table about an address.
+/// The fast table's answer for an address.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RouteReport {
     /// The router's name.
@@ -484,9 +484,9 @@ pub struct RouteReport {
     pub why_not: Vec<Why>,
     /// Otherwise the interfaces that leave their packets to the kernel, and why.
     pub left_to_kernel: Vec<LeftInterface>,
-    /// The kernel's route behind the answer.
+    /// The kernel's route that the answer comes from.
     pub prefix: Option<String>,
-    /// Several for a multipath route.
+    /// One next hop, or several for a multipath route.
     pub hops: Vec<HopReport>,
 }
 
@@ -577,7 +577,7 @@ pub struct VerifyRouter {
     /// Addresses that the kernel was asked about; none of an IP version whose tables are not in use.
     #[serde(default)]
     pub asked: u64,
-    /// Of these addresses, those that Linux forwards and the table leaves to the kernel, by reason.
+    /// Addresses among `asked` that Linux forwards and the table leaves to the kernel, by reason.
     #[serde(default)]
     pub left: BTreeMap<String, u64>,
     /// Addresses about which Linux and the table disagreed at first, and later answers did not settle it.
@@ -688,7 +688,7 @@ pub struct CheckReport {
 /// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ReloadReport {
-    /// The keys that have other values now, as in the file: `cores.high`.
+    /// The keys whose values changed, as in the file: `cores.high`.
     pub changed: Vec<String>,
 }
 

@@ -29,7 +29,7 @@ pub struct WorkersReport {
     /// True: `share` is the scarce resource now; false: it is configured.
     #[serde(default)]
     pub follows: bool,
-    /// One packet in so many is measured.
+    /// One packet in this many is measured.
     #[serde(default)]
     pub sample_every: u16,
     /// The longest run of a path.

@@ -28,8 +28,8 @@ pub struct Room {
     pub inside_of_a_source: usize,
 }
 
-/// The source for which a connection from an address counts: with IPv6 a /64, because a host with one address mostly has 2^64 of
-/// them.
+/// The source that a connection from an address counts for. With IPv6 this is a /64, because a host that has one address usually
+/// has 2^64.
 pub fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

@@ -32,7 +32,7 @@ use std::{
 };
 use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
 
-/// A client that takes nothing for so long is gone.
+/// A client that takes nothing for this long is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pieces of the file that wait for the client.
 const PIECES: usize = 2;
@@ -53,7 +53,7 @@ pub struct Captures(Arc<Place>);
 #[derive(Default)]
 struct Place {
     is_taken: AtomicBool,
-    /// Somebody has asked for its end.
+    /// A client has asked for its end.
     ends: AtomicBool,
     maps: OnceLock<Arc<CaptureMaps>>,
     /// Wakes the control loop, which ends the capture.
@@ -87,7 +87,7 @@ impl Captures {
         self.0.is_taken.load(Relaxed)
     }
 
-    /// Ends the capture. Its client gets the packets that have come so far.
+    /// Ends the capture. Its client still gets the packets captured so far.
     pub fn end(&self) {
         self.0.ends.store(true, Relaxed);
     }
@@ -122,7 +122,7 @@ impl Captures {
 }
 
 impl Claim {
-    /// Counts from now on. Call it before the program is attached. Returns the time: earlier packets in the ring are of another
+    /// Counts from now on. Call it before the program is attached. Returns the time: earlier packets in the ring belong to another
     /// capture.
     pub fn begin(&self) -> Duration {
         let place = &self.0.0;

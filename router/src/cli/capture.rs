@@ -21,13 +21,13 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 
 pub const HELP: &str = "\
-Words that are ports name where packets come in or leave; without any, all ports are captured. The other words
-are a filter, in the language of tcpdump (pcap-filter(7)). A filter also finds packets with VLAN tags.
+Captures packets that come in or leave by the named ports, or by any port if none is named. The other words are
+a filter in the language of tcpdump (pcap-filter(7)). A filter also matches packets with VLAN tags.
   millrace capture -w - | tcpdump -nr -
   millrace capture eth1 udp port 53 -w dns.pcapng
   millrace capture --reason over_mtu --count 10 -w long.pcapng
-Each port is an interface of the file. A packet is in it where it came in and, if it was forwarded, where it
-left. Comments say which router it was for, and what happened to it and why. Ctrl-C ends the capture.";
+Each port is an interface in the file. A packet is recorded where it came in and, if it was forwarded, again
+where it left. Comments name its router, what happened to it and why. Ctrl-C ends the capture.";
 
 #[derive(Debug, Args)]
 pub struct Capture {
@@ -43,19 +43,19 @@ pub struct Capture {
     /// Capture only packets that were not forwarded for this reason; may be repeated (docs/reference/reasons.md).
     #[arg(long, value_name = "REASON")]
     reason: Vec<String>,
-    /// Capture only so many bytes of each packet.
+    /// Capture at most this many bytes of each packet.
     #[arg(short, long, value_name = "BYTES", default_value_t = CaptureRequest::all_bytes())]
     snaplen: u32,
-    /// Capture at most so many packets per second on each core; 0: all.
+    /// Capture at most this many packets per second on each core; 0: all.
     #[arg(long, value_name = "PPS", default_value_t = CaptureRequest::usual_rate())]
     rate: u32,
-    /// End after so many packets.
+    /// End after this many packets.
     #[arg(short, long, value_name = "N")]
     count: Option<u64>,
-    /// End after so many seconds.
+    /// End after this many seconds.
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
-    /// End before the file has more than so many MiB.
+    /// End before the file exceeds this many MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     size: u64,
 }
@@ -91,7 +91,7 @@ impl Capture {
         if is_full {
             complain(&format!("the file has {} MiB; --size allows more", self.size));
         }
-        // A daemon that has ended counts no more.
+        // A daemon that has ended reports no counts.
         if let Ok(report) = report {
             complain(&summary(&report));
         }
@@ -108,7 +108,7 @@ impl Capture {
         let filter = self.words[named.len()..].join(" ");
         let filter = match pcap_filter::compile(&filter) {
             _ if filter.is_empty() => Vec::new(),
-            Err(error) if named.is_empty() => bail!("'{}' is no port, and {error:#}", self.words[0]),
+            Err(error) if named.is_empty() => bail!("'{}' is not a port, and {error:#}", self.words[0]),
             compiled => compiled?,
         };
         Ok(CaptureRequest {
@@ -149,7 +149,7 @@ fn summary(report: &CaptureReport) -> String {
     let CaptureReport { packets, over_rate, no_room, .. } = report;
     let mut text = format!("{packets} packets captured");
     if *over_rate > 0 {
-        text += &format!("; {over_rate} are missing, because they were over --rate");
+        text += &format!("; {over_rate} are missing, because they exceeded --rate");
     }
     if *no_room > 0 {
         text += &format!("; {no_room} are missing, because they were not written in time");

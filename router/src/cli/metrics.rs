@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 #[derive(Debug, Args)]
 pub struct Metrics {
-    /// Replace this file at once with the metrics, in the text format that node_exporter reads. Every user may read it.
+    /// Atomically replace this file with the metrics, in the text format that node_exporter reads. Every user may read it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

@@ -37,13 +37,13 @@ type GetError = unsafe extern "C" fn(*mut c_void) -> *const c_char;
 type FreeCode = unsafe extern "C" fn(*mut Program);
 type Close = unsafe extern "C" fn(*mut c_void);
 
-/// Compiles a filter that also finds packets with one tag or two, unless it names VLANs itself: tcpdump does not see the tags either
-/// that Linux has taken off.
+/// Compiles a filter that also finds packets with one tag or two, unless it names VLANs itself. In tcpdump too, filters match such
+/// packets, because Linux has taken off the tags.
 ///
 /// # Errors
 /// The filter is wrong, or libpcap is not installed.
 pub fn compile(filter: &str) -> Result<Vec<(u16, u8, u8, u32)>> {
-    // Alone it must be right: brackets around it would make 'a) or (b' right, too.
+    // It must be valid on its own: in brackets, 'a) or (b' would be valid too.
     let plain = compile_as_it_is(filter)?;
     let mut words = filter.split(|c: char| !c.is_ascii_alphanumeric());
     if filter.trim().is_empty() || words.any(|word| ["vlan", "mpls", "pppoes", "geneve"].contains(&word)) {
@@ -74,7 +74,7 @@ fn compile_as_it_is(filter: &str) -> Result<Vec<(u16, u8, u8, u32)>> {
     // SAFETY: an open handle, a program to fill, and a text that ends with zero.
     let compiled = unsafe { compile(pcap, &mut program, text.as_ptr(), 1, NO_NETMASK) };
     let result = if compiled == 0 && !program.instructions.is_null() {
-        // SAFETY: after success there are so many instructions.
+        // SAFETY: after success there are this many instructions.
         let all = unsafe { std::slice::from_raw_parts(program.instructions, program.length as usize) };
         Ok(all.iter().map(|i| (i.code, i.jt, i.jf, i.k)).collect())
     } else {

@@ -26,7 +26,7 @@ pub struct Routes {
     /// Also list routes of longer prefixes within the prefix: all of them within 0.0.0.0/0 or ::/0.
     #[arg(long, requires = "of")]
     longer: bool,
-    /// The most routes that are listed.
+    /// List at most this many routes.
     #[arg(long, value_name = "NUMBER", default_value_t = 1000, requires = "longer")]
     limit: usize,
     /// The router whose table it is [default: the host].

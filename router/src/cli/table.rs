@@ -6,7 +6,7 @@ const LONGEST: usize = 48;
 const KEPT: usize = 24;
 
 /// Rows under a heading. Numbers are aligned to the right, text to the left; the end of a line is not padded. A column
-/// whose cells are all empty is left out, except the first. What is too long for a cell stands below, as a note.
+/// whose cells are all empty is left out, except the first. Text that is too long for a cell becomes a note below.
 pub struct Table {
     heads: Vec<&'static str>,
     rows: Vec<Vec<String>>,
@@ -100,7 +100,7 @@ fn is_number(cell: &str) -> bool {
     unit.len() <= 6 && is_unit && number.parse::<f64>().is_ok()
 }
 
-/// A number that people compare and add up: 0 is not worth a column that has nothing else.
+/// A number that people compare and add up. A column with nothing but 0 is left out.
 pub fn count(count: u64) -> String {
     if count == 0 { String::new() } else { count.to_string() }
 }

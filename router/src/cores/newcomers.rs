@@ -14,11 +14,11 @@ use std::{
     time::Duration,
 };
 
-/// A process that has been pinned for so long gets an event.
+/// A process that has been pinned for this long gets an event.
 const SETTLED: Duration = Duration::from_secs(3);
-/// How often processes that ended before are reported.
+/// How often processes that ended sooner are reported.
 const REPORT: Duration = Duration::from_secs(60);
-/// The most workload events of one look. Somebody who starts a hundred processes needs no event for each.
+/// The most workload events of one look. A hundred new processes need no event each.
 const MOST: usize = 8;
 /// The most sets of cores for which short-lived processes are counted.
 const MOST_SETS: usize = 16;

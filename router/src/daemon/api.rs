@@ -9,7 +9,7 @@
 //! | `api.rs` | the server, its handlers, and the queue of the control thread |
 //! | `endpoints.rs` | the table of all requests |
 //! | `document.rs` | the OpenAPI document |
-//! | `page.rs` | the test that docs/reference/api.md is made of both |
+//! | `page.rs` | the test that docs/reference/api.md matches both |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
 
@@ -273,14 +273,14 @@ async fn explained(to: &Requests, request: ExplainRequest) -> Result<ExplainRepo
     serde_json::from_value(answer).map_err(|e| ApiError::failed(format!("no explanation: {e}")))
 }
 
-/// Captures packets until the client has gone. The body is a pcapng file.
+/// Captures packets until the client disconnects. The body is a pcapng file.
 async fn capture(
     State(Served { requests: to, sources }): State<Served>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let request: CaptureRequest = request(body, "a request for a capture")?;
     let claim =
-        sources.captures.claim().ok_or_else(|| ApiError::busy("another capture runs; end it first"))?;
+        sources.captures.claim().ok_or_else(|| ApiError::busy("another capture is running; end it first"))?;
     let since = claim.begin();
     let (snaplen, count) = (request.snaplen, request.count);
     let Json(names) = ask(to, Query::Capture(request)).await?;

@@ -15,7 +15,7 @@ use logic::{
 };
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Follows these claims of captures.
+    /// Serves the captures that are claimed here.
     pub(super) fn with_captures(self, captures: Captures) -> Self {
         Control { captures, ..self }
     }
@@ -35,7 +35,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if let Err(error) = attached {
             self.end_capture();
             let why = format!("the kernel does not load the program with this capture: {error:#}");
-            // Only filters are from outside.
+            // Only filters come from outside.
             return Err(if wanted.filter.is_empty() { ApiError::failed(why) } else { ApiError::bad(why) });
         }
         maps.begin();
@@ -80,7 +80,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
-    /// Ends a capture that nobody wants any more.
+    /// Ends a capture whose claim was dropped.
     pub(super) fn follow_capture(&mut self) {
         if !self.captures.is_claimed() {
             self.leave_capture();
@@ -106,12 +106,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Loads the program with the capture that runs, before a program is attached. If it cannot be loaded, nothing more is
-    /// captured.
+    /// Loads the program with the capture that runs, before a program is attached. If it cannot be loaded, the capture ends.
     pub(super) fn load_capture(&mut self) {
         let Some(maps) = self.captures.made().filter(|_| self.capturing) else { return };
         if let Err(error) = self.generation.plane.set_capture(Some(maps)) {
-            tracing::warn!("the capture stops, because its program cannot be loaded: {error:#}");
+            tracing::warn!("the capture ends, because its program cannot be loaded: {error:#}");
         }
     }
 

@@ -46,7 +46,7 @@ pub enum CallError {
     NoReader { socket: PathBuf },
     /// The daemon has no such request.
     #[error(
-        "the running daemon does not know this request, because it is of another version; restart the daemon"
+        "the running daemon does not know this request, because it has another version; restart the daemon"
     )]
     OtherVersion,
     /// A process listens, but does not answer.

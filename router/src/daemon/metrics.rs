@@ -1,4 +1,4 @@
-//! `GET /metrics`: what the reports of the API know, as OpenMetrics text for Prometheus. docs/reference/metrics.md lists all
+//! `GET /metrics`: the numbers of the API's reports, as OpenMetrics text for Prometheus. docs/reference/metrics.md lists all
 //! metrics.
 //!
 //! | file | holds |

@@ -4,7 +4,7 @@
 //! inside until the client has taken the answer. The operator, root or the user who runs the daemon, has places that no
 //! other user can take.
 //!
-//! The read-only socket has a door of its own, so its clients keep nobody from the control socket. Its requests are
+//! The read-only socket has a door of its own, so its clients cannot block the control socket. Its requests are
 //! answered one after another, with pauses, so they take at most half of the time of the threads that answer.
 
 use super::api::{MAX_BODY_BYTES, MAX_FLOWS_BYTES};
@@ -84,7 +84,7 @@ pub const READ_ONLY: Limits = Limits {
 /// Where clients come from.
 pub trait Peers {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
-    /// Whoever must not take the places of others.
+    /// Clients of one source must not take the places of others.
     type Source: Hash + Eq + Clone + Send + 'static;
     /// The next client, its source, and whether it is the operator.
     fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, Self::Source, bool)>> + Send;
@@ -163,8 +163,8 @@ where
 struct Turns(Arc<tokio::sync::Mutex<()>>);
 
 impl Turns {
-    /// Calls the handler when it is its turn. A client that leaves before its turn loses it. Once the handler has begun,
-    /// it ends, and the pause comes, also without the client.
+    /// Calls the handler when it is its turn. A client that leaves before its turn loses it. Once the handler has begun, it
+    /// completes and the pause follows, even if the client leaves.
     async fn call(self, routes: Router, request: Request<Body>) -> Result<Response, Infallible> {
         let turn = self.0.lock_owned().await;
         let (to, answer) = oneshot::channel();
@@ -302,7 +302,7 @@ mod tests {
         let request = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
         let clients: Vec<_> =
             (0..READ_ONLY.room.inside_of_a_source).map(|_| connect(&socket, request)).collect();
-        // One that has left makes the pause no shorter.
+        // A client that has left does not shorten the pause.
         let mut clients = clients.into_iter();
         drop(clients.next());
         for mut client in clients {

@@ -1,5 +1,5 @@
 //! Captures and samples of packets (`bpf/capture.h`): their maps, which outlive generations, and the program that has them. It
-//! is attached in place of the one without `capture` while somebody captures or samples.
+//! replaces the program without `capture` while packets are captured or sampled.
 
 use super::{
     MAX_PORTS, Plane,
@@ -54,7 +54,7 @@ pub struct Wanted {
     pub filter: Vec<u64>,
     /// Where they come in or leave; empty: anywhere.
     pub ports: BTreeSet<PortId>,
-    /// Whose they are; `None`: anybody's.
+    /// The router that they are for; `None`: any or none.
     pub router: Option<RouterId>,
     /// Why they were not forwarded; empty: any, and those that were forwarded.
     pub reasons: BTreeSet<Reason>,
@@ -67,9 +67,9 @@ pub struct Wanted {
 /// Packets that are missing in captures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// They were over [`Wanted::pps`].
+    /// They exceeded [`Wanted::pps`].
     pub over_rate: u64,
-    /// Nobody had read the ring in time.
+    /// Nobody read the ring in time.
     pub no_room: u64,
 }
 
@@ -102,7 +102,8 @@ impl CaptureMaps {
     }
 
     /// Ends the capture, and sets which packets the next one takes. It begins with [`CaptureMaps::begin`], when
-    /// [`Plane::set_capture`] has loaded the filter and the program is attached. An earlier program would ask an earlier filter.
+    /// [`Plane::set_capture`] has loaded the filter and the program is attached. Until then, the attached program has an earlier
+    /// filter.
     pub fn want(&self, wanted: Option<&Wanted>) {
         let put = |offset: usize, value: u64| self.words.store(offset / 8, value);
         put(offset_of!(types::capture_control, capturing), 0);
@@ -136,7 +137,7 @@ impl CaptureMaps {
         self.words.store(offset_of!(types::capture_control, capturing) / 8, 1);
     }
 
-    /// Samples one in so many packets; 0: none.
+    /// Samples one in this many packets; 0: none.
     pub fn sample(&self, every: u32) {
         self.words.store(offset_of!(types::capture_control, sample_every) / 8, every.into());
     }
@@ -284,7 +285,7 @@ fn put_filter(open: &mut abi::OpenMillraceSkel<'_>, program: &str, filter: &[u64
         std::slice::from_raw_parts(first, sys::bpf_program__insn_cnt(found) as usize).to_vec()
     };
     replace(&mut instructions, filter)?;
-    // SAFETY: libbpf copies so many instructions.
+    // SAFETY: libbpf copies this many instructions.
     let rc = unsafe {
         sys::bpf_program__set_insns(found, instructions.as_mut_ptr(), instructions.len() as sys::size_t)
     };

@@ -24,11 +24,11 @@ pub struct ControllersReport {
     pub fail: Option<String>,
     /// Flow rules.
     pub rules: u64,
-    /// Packets go by rules; otherwise they are routed.
+    /// Packets go by flow rules; otherwise they are routed.
     pub in_charge: bool,
-    /// Why packets do not go by rules though there are some, as a sentence.
+    /// Why packets do not go by flow rules, although there are some.
     pub why_not: Option<Why>,
-    /// Packets for controllers that none got.
+    /// Packets for controllers that no controller got.
     pub lost: ControllerLost,
 }
 
@@ -59,13 +59,13 @@ pub struct Connection {
     pub peer: String,
     /// Seconds since it began.
     pub age_s: f64,
-    /// `1.0` or `1.3`; null: there was no HELLO yet.
+    /// `1.0` or `1.3`; null: no HELLO has arrived yet.
     pub version: Option<String>,
     /// `equal`, `master` or `slave`.
     pub role: String,
     /// Messages that came from the controller.
     pub messages: u64,
-    /// Packets that the controller got.
+    /// Packet-ins that were sent to the controller.
     pub packet_ins: u64,
     /// Packet-ins that were dropped because the controller does not read fast enough.
     pub packet_ins_dropped: u64,

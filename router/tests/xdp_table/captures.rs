@@ -1,5 +1,4 @@
-//! Captures: which packets are taken, and what is told about them. The programs with captures do with packets what those
-//! without do.
+//! Captures: which packets are taken, and what is recorded about them. Programs with captures handle packets as those without do.
 
 use super::{
     common::{frame::Frame, in_new_namespace, only_on},
@@ -20,7 +19,7 @@ use router::plane::{
 };
 use std::{cell::RefCell, sync::Arc};
 
-/// What a record tells.
+/// What a record holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     from: u8,

@@ -115,8 +115,8 @@ fn not_fast(s: &Status) -> Vec<Finding> {
     whole.chain(rules).chain(ruled).chain(interfaces).collect()
 }
 
-/// The IP versions that have reasons, and the first of them; `None`: only reasons that keep nothing slow, because
-/// Linux does not forward these packets either.
+/// The IP versions that have reasons, and the first reason. Reasons for packets that Linux does not forward either are skipped.
+/// `None`: there are no others.
 fn version(why: &Families<Vec<Why>>) -> Option<(&'static str, &Why)> {
     let first = |all: &'_ [Why]| all.iter().position(|why| !why.is_idle());
     let (ipv4, ipv6) = (first(&why.ipv4), first(&why.ipv6));
@@ -242,7 +242,7 @@ fn all_findings(s: &Status) -> Vec<Finding> {
     all
 }
 
-/// Is it a condition whose reasons stand with its port or router?
+/// Does its port or router list the reasons of this condition?
 fn is_of_thing(condition: &ConditionReport) -> bool {
     ["port", "router"].contains(&condition.kind.as_str())
 }
@@ -336,7 +336,7 @@ fn reasons(reasons: &[ReasonCount]) -> String {
     table.text()
 }
 
-/// The packets of paths: those that workers had, and those that no worker could have.
+/// The packets of paths: those given to workers, and those that no worker could take.
 fn paths(paths: &[PathReport]) -> String {
     let mut table = Table::new(&[
         "PATH",

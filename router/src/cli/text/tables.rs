@@ -1,4 +1,4 @@
-//! Ports, routers and interfaces as tables. What is long stands below them.
+//! Ports, routers and interfaces as tables, with long texts below them.
 
 use super::{
     super::table::{Table, count, number, percent},
@@ -124,7 +124,7 @@ pub struct InterfaceShown {
     pub rates: Option<InterfaceRates>,
 }
 
-/// What an interface counted between two readings; `None`: it was not there before, or its counter began again.
+/// What an interface counted between two readings; `None`: it did not exist before, or its counters began again.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct InterfaceRates {
     rx_packets_per_s: Option<f64>,

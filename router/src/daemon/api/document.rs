@@ -1,4 +1,4 @@
-//! The OpenAPI document of `GET /v1/openapi.json`. It is made of [`endpoints`] and of the types of requests and answers,
+//! The OpenAPI document of `GET /v1/openapi.json`. It is made from [`endpoints`] and the types of requests and answers,
 //! with the comments of their fields as descriptions. docs/reference/openapi.json is a copy.
 
 use super::endpoints::{Content, Endpoint, TypeSchema, endpoints};
@@ -20,7 +20,7 @@ pub const PCAPNG: &str = "application/x-pcapng";
 const DESCRIPTION: &str = "\
 HTTP/1.1 with JSON on Unix sockets. The control socket serves all requests, and belongs to the user who runs the daemon. \
 The read-only socket serves only the requests that do not answer 403. A connection carries one request. Within version 1, \
-requests and fields are added, and none is changed or removed: ignore fields that you do not know.";
+requests and fields may be added, but none is changed or removed: ignore fields that you do not know.";
 
 /// The document as text.
 pub fn text() -> &'static str {
@@ -157,7 +157,7 @@ pub fn meaning(status: u16) -> &'static str {
         404 => "The request names a port, router or interface that does not exist.",
         408 => "The body was not complete in time.",
         413 => "The body is too long.",
-        500 => "The daemon could not do it.",
+        500 => "The daemon could not carry out the request.",
         503 => "Try again later: too many requests wait, the daemon is busy, or it is ending.",
         _ => "An error.",
     }

@@ -1,8 +1,8 @@
 //! The table of all requests. The server's routes, the OpenAPI document and the table of requests in
 //! docs/reference/api.md are made of it, so none of them can miss one.
 //!
-//! Requests are under `/v1`, except `GET /metrics`, whose place is a convention of Prometheus. Under `/v1`, fields and
-//! requests are added, and none is changed or removed.
+//! Requests are under `/v1`, except `GET /metrics`, whose place is a convention of Prometheus. Under `/v1`, fields and requests may
+//! be added, but none is changed or removed.
 
 use super::{
     ConnectionsQuery, MAX_BODY_BYTES, MAX_FLOWS_BYTES, MAX_SAS_BYTES, Query, Served, Url, ask, capture,
@@ -217,7 +217,7 @@ fn of_state() -> Vec<Endpoint> {
         .by(&["connections"]),
         get(
             "/v1/route",
-            "The answer of the fast table about an address.",
+            "The fast table's answer for an address.",
             json::<RouteReport>(),
             routing::get(|State(served): State<Served>, Url(query): Url<RouteQuery>| {
                 ask(served.requests, Query::Route(query))
@@ -299,7 +299,7 @@ fn of_packets() -> Vec<Endpoint> {
         .by(&["controllers"]),
         get(
             "/v1/flows",
-            "The flow rules that the match covers, one a line.",
+            "The flow rules that the match covers, one per line.",
             Content::Lines(schema::<FlowReport>),
             routing::get(list_flows),
         )
@@ -336,7 +336,7 @@ fn of_captures() -> Vec<Endpoint> {
     vec![
         Endpoint::post(
             "/v1/capture",
-            "Captures packets until the client leaves. The answer is a pcapng file. One capture runs at a time.",
+            "Captures packets until the client disconnects. The answer is a pcapng file. One capture runs at a time.",
             Content::File(document::PCAPNG),
             routing::post(capture),
         )
@@ -345,7 +345,7 @@ fn of_captures() -> Vec<Endpoint> {
         .by(&["capture"]),
         Endpoint::get(
             "/v1/capture",
-            "The capture that runs, or the last one.",
+            "The running capture, or the last one.",
             json::<CaptureReport>(),
             routing::get(capture_report),
         )
@@ -354,7 +354,7 @@ fn of_captures() -> Vec<Endpoint> {
         Endpoint::new(
             "delete",
             "/v1/capture",
-            "Ends the capture that runs. Its client gets the packets that have come so far.",
+            "Ends the running capture. Its client still gets the packets captured so far.",
             json::<CaptureReport>(),
             routing::delete(end_capture),
         )

@@ -6,7 +6,7 @@
 /// A row of the table: all series of one name.
 #[derive(Debug)]
 pub struct Family {
-    /// The heading of the page that it stands under.
+    /// The heading on the page that it is under.
     #[cfg(test)]
     pub group: &'static str,
     /// Without the unit and without `_total`.
@@ -95,8 +95,8 @@ families! {
         HeartbeatAge Gauge "heartbeat_age" "seconds" [] ONE "Time since the tables were last confirmed; absent until then";
         HeartbeatTimeout Gauge "heartbeat_timeout" "seconds" [] ONE "How long forwarding goes on without a daemon";
         Generation Gauge "generation" "" [] ONE "Counts up with every new set of programs and maps";
-        Problems Gauge "problems" "" [] ONE "Conditions that hold and are more than notes";
-        Conditions Gauge "conditions" "" ["kind"] TABLES "Conditions that hold, notes included, by kind; absent for a kind without any";
+        Problems Gauge "problems" "" [] ONE "Conditions that hold, without notes";
+        Conditions Gauge "conditions" "" ["kind"] TABLES "Conditions that hold, including notes, by kind; absent for a kind without any";
         SeriesLeftOut Gauge "series_left_out" "" ["metric"] PARTS "Series that the page has no room for; absent for a metric without any";
     }
     "Packets" {
@@ -111,12 +111,12 @@ families! {
     }
     "Tables" {
         TableUsed Gauge "table_used" "rows" ["table"] TABLES "Used rows of a table";
-        TableCapacity Gauge "table_capacity" "rows" ["table"] TABLES "Possible rows of a table; tables grow as memory_mib allows";
+        TableCapacity Gauge "table_capacity" "rows" ["table"] TABLES "Rows that a table has room for; tables grow as memory_mib allows";
         Routes Gauge "routes" "" ["ip_version"] VERSIONS "Routes in the tables";
         Neighbours Gauge "neighbours" "" [] ONE "Neighbours in the tables";
     }
     "Ports" {
-        PortMode Gauge "port_mode" "" ["port" "mode"] PORTS "1: its mode now, native, generic or detached";
+        PortMode Gauge "port_mode" "" ["port" "mode"] PORTS "1: its current mode: native, generic or detached";
         PortTrusted Gauge "port_trusted" "" ["port"] PORTS "0: the kernel forwards packets that arrive here";
         PortRx Counter "port_rx" "packets" ["port"] PORTS "Packets that arrived, without those that flow rules send without routing";
         PortTx Counter "port_tx" "packets" ["port"] PORTS "Packets that were routed out by it";
@@ -148,13 +148,13 @@ families! {
         InterfaceTxBytes Counter "interface_tx" "bytes" ["router" "interface" "port"] INTERFACES "Bytes of these packets";
     }
     "Cores" {
-        CoreRole Gauge "core_role" "" ["core" "role"] CPUS "1: its role now, forward, serve, both or idle";
+        CoreRole Gauge "core_role" "" ["core" "role"] CPUS "1: its current role: forward, serve, both or idle";
         CoreForwarding Gauge "core_forwarding" "ratio" ["core"] CPUS "Part of the last control period that it forwarded";
         CoreForwardingTime Counter "core_forwarding" "seconds" ["core"] CPUS "Time that it forwarded";
         CoreOther Gauge "core_other" "ratio" ["core"] CPUS "Part of the last 200 ms that other work took";
         CoreFlows Gauge "core_flows" "" ["core"] CPUS "Flows that rules placed on it";
         CoreHanded Counter "core_handed" "packets" ["core"] CPUS "Packets that other cores handed to it because of rules";
-        CoreHandedDropped Counter "core_handed_dropped" "packets" ["core"] CPUS "Those of them that it had no room for";
+        CoreHandedDropped Counter "core_handed_dropped" "packets" ["core"] CPUS "Handed packets that it had no room for";
         QueueCore Gauge "queue_core" "" ["port" "queue"] QUEUES "The core that polls it; absent while that is not known";
         QueueRan Gauge "queue_ran" "ratio" ["port" "queue"] QUEUES "Part of the last control period that it ran";
         QueueRanTime Counter "queue_ran" "seconds" ["port" "queue"] QUEUES "Time that it ran";
@@ -166,14 +166,14 @@ families! {
         QueueMoves Counter "queue_moves" "" ["drained"] VERSIONS "Moves of queues to other cores; drained=no: some earlier packets had not left";
     }
     "Flow rules and OpenFlow" {
-        FlowRules Gauge "flow_rules" "" [] ONE "Flow rules, those of the core table included";
+        FlowRules Gauge "flow_rules" "" [] ONE "Flow rules, including those of the core table";
         FlowCoreRules Gauge "flow_core_rules" "" [] ONE "Rules of the core table";
         FlowInCharge Gauge "flow_rules_in_charge" "" [] ONE "1: packets go by flow rules";
         FlowCacheHits Counter "flow_cache_hits" "packets" [] ONE "Packets whose decision was cached";
         FlowCacheMisses Counter "flow_cache_misses" "packets" [] ONE "Packets whose decision was not cached";
         FlowSlow Counter "flow_slow" "packets" [] ONE "Packets that user space handled because the kernel plane cannot";
         FlowSlowLost Counter "flow_slow_lost" "packets" [] ONE "Packets that user space had no room for, or could not send";
-        ControllersLost Counter "controllers_lost" "packets" ["reason"] TABLES "Packets for controllers that none got";
+        ControllersLost Counter "controllers_lost" "packets" ["reason"] TABLES "Packets for controllers that no controller got";
         ControllerConnections Gauge "controller_connections" "" ["target"] TARGETS "Connections of a controller or a listener";
         ControllerAttempts Counter "controller_attempts" "" ["target"] TARGETS "Times that a controller was dialled";
         ControllerRefused Counter "controller_refused" "" ["target"] TARGETS "Connections that a listener refused because it had too many";
@@ -192,7 +192,7 @@ families! {
         PathLost Counter "path_lost" "packets" ["path" "reason"] PARTS "Packets given to its worker that were lost on their way, such as when its ring was full";
         PathPast Counter "path_past" "packets" ["path" "reason"] PARTS "Packets that no worker could take and that continued as if there were no path";
         PathRefused Counter "path_refused" "packets" ["path" "reason"] PARTS "Packets that no worker could take and that were dropped (otherwise = \"drop\")";
-        PathStopped Gauge "path_stopped" "" ["path"] PATHS "1: its chain panicked repeatedly, and the path runs no more until it gets another chain";
+        PathStopped Gauge "path_stopped" "" ["path"] PATHS "1: its chain panicked repeatedly, and the path does not run until it gets another chain";
         PathPanics Counter "path_panics" "" ["path"] PATHS "Panics of its chain";
         PathHangs Counter "path_hangs" "" ["path"] PATHS "Runs of its chain that took more than 1.5 s, counted when they end";
         PathCore Gauge "path_core" "" ["path"] PATHS "The core whose worker runs it";

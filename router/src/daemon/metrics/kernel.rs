@@ -107,7 +107,7 @@ pub fn add_routers(page: &mut Page, routers: &[RouterReport]) {
     }
 }
 
-/// The first interfaces; `left_out` of them are not here.
+/// The first interfaces; `left_out` more are not here.
 pub fn add_interfaces(page: &mut Page, interfaces: &[InterfaceReport], left_out: u64) {
     for interface in interfaces {
         let InterfaceReport { router, interface: name, .. } = interface;

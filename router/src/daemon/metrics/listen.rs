@@ -1,7 +1,7 @@
 //! `[metrics] listen`: the page over TCP, for scrapers on other machines.
 //!
-//! A thread of its own, without any right, serves two pages and nothing else of the API. Everybody who reaches the address may read
-//! them. [`serving`] limits the number of connections and the time of each.
+//! A thread of its own, without any capability, serves two pages and nothing else of the API. Everyone who can reach the address
+//! may read them. [`serving`] limits the number of connections and the time of each.
 
 use super::Source;
 use crate::{
@@ -20,7 +20,7 @@ use std::{
 };
 use tokio::{runtime, sync::oneshot};
 
-/// A scraper asks for a page each few seconds, so few connections are enough.
+/// A scraper asks for a page every few seconds, so few connections are enough.
 const LIMITS: Limits = Limits {
     room: Room { waiting: 64, waiting_of_a_source: 16, inside: 32, inside_of_a_source: 8 },
     head: 16 << 10,
@@ -41,7 +41,7 @@ impl Listening {
     /// Listens in a new thread; `None`: no address is configured.
     ///
     /// # Errors
-    /// The address cannot be listened on. The error names the key.
+    /// The daemon cannot listen on the address. The error names the key.
     pub fn start(settings: &MetricsSettings, source: &Source) -> Result<Option<Listening>> {
         settings.listen.map(|address| Self::start_at(address, source.clone())).transpose()
     }
@@ -70,7 +70,7 @@ impl Listening {
     }
 }
 
-/// Finds out whether this machine has the address. Another process, or a running daemon, may use the port.
+/// Checks whether this machine has the address. Another process, or a running daemon, may use the port.
 ///
 /// # Errors
 /// It has not. The error names the key.

@@ -1,8 +1,8 @@
 //! A page: the series of all metrics, bounded, and its text.
 //!
-//! Names of routers, interfaces and paths are from others, and there can be thousands. So each metric has a bound
-//! ([`Family::most`]): series that come later are counted and left out. Label values are escaped twice: characters that no
-//! terminal may show as everywhere ([`Shown`]), and quotes as OpenMetrics wants it.
+//! Others choose the names of routers, interfaces and paths, and there can be thousands. So each metric has a bound
+//! ([`Family::most`]): further series are counted and left out. Label values are escaped twice: characters that are unsafe on a
+//! terminal, as everywhere ([`Shown`]), and quotes, as OpenMetrics requires.
 
 use super::families::{Kind, Metric};
 use crate::base::foreign::Shown;
@@ -131,9 +131,9 @@ impl Collector for Page {
 
 /// Keeps counters from going down.
 ///
-/// Some counters are sums over things that come and go: the packets of a port are those of its interfaces. When one of these goes,
-/// the sum becomes smaller, and Prometheus would take the rest for new packets. So what a counter lost is added to it from then
-/// on. A series that is absent from a page begins again.
+/// Some counters are sums over things that come and go: the packets of a port are those of its interfaces. When an interface
+/// disappears, the sum becomes smaller, and Prometheus would count all of it as new packets. So the loss is added to the counter
+/// from then on. A series that is absent from a page begins again.
 #[derive(Debug, Default)]
 pub struct Steady(BTreeMap<Metric, BTreeMap<Labels, Seen>>);
 

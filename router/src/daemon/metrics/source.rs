@@ -1,4 +1,4 @@
-//! Makes pages. A page serves all who ask within [`AGE`], so many scrapers cost the control thread no more than one.
+//! Makes pages. One page answers all requests within [`AGE`], so many scrapers cost the control thread no more than one.
 
 use super::{Beside, Observed, page, page::Steady};
 use crate::{
@@ -32,7 +32,7 @@ pub struct Source {
     switch: switch::Handle,
     cores: Option<CoresHandle>,
     sas: RunningSas,
-    /// Held while a page is made. Others who ask wait for it, and get the same page.
+    /// Held while a page is made. Other requests wait for it, and get the same page.
     last: Arc<Mutex<Last>>,
 }
 
