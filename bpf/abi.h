@@ -552,7 +552,7 @@ struct trace {
 #define CAPTURE_FRAME_BYTES	9216
 #define CAPTURE_RING_BYTES	8388608
 #define CAPTURE_FILTER_ROOM	2048	/* instructions of a filter */
-#define CAPTURE_FILTER_MARK	0x6d726370
+#define CAPTURE_FILTER_MARK	1836213104
 #define CAPTURE_NO_PORT		0xffff
 
 enum capture_why {
@@ -575,6 +575,8 @@ struct capture_control {
 /* A packet. A record of the ring ends after the used part of `frame`. */
 struct capture_record {
 	__u64 time_ns;		/* CLOCK_MONOTONIC */
+	__u64 in_data;		/* where the frame began as it came in, and as it left: only their distance has a meaning */
+	__u64 out_data;
 	__u32 in_bytes;		/* of the whole frame, as it came in */
 	__u32 out_bytes;	/* as it left, or where the program stopped */
 	__u32 frame_bytes;	/* of `frame`; 0: only sampled */

@@ -70,6 +70,7 @@ __noinline int capture_begin(struct xdp_md *ctx, __u32 cpu)
 	row->record.head_bytes = 0;
 	if (!wanted)
 		return 0;
+	row->record.in_data = (long)ctx->data;
 	row->record.in_bytes = bpf_xdp_get_buff_len(ctx);
 	row->record.head_bytes = load_most(ctx, row->record.head, row->record.in_bytes, CAPTURE_HEAD_BYTES);
 	return wanted;
@@ -153,6 +154,7 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	struct capture_record *r = &row->record;
 
 	r->time_ns = bpf_ktime_get_ns();
+	r->out_data = (long)ctx->data;
 	r->out_bytes = bpf_xdp_get_buff_len(ctx);
 	r->in_port = e.in_port;
 	r->out_port = e.out_port;

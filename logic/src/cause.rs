@@ -124,7 +124,8 @@ impl Code {
 
     /// Does Linux not forward such packets either, so that nothing is slower than without Millrace?
     pub fn is_idle(self) -> bool {
-        matches!(self, Code::ForwardingOff | Code::Ipv6Disabled | Code::NoInterface)
+        use Code::{DeviceDown, DeviceMissing, ForwardingOff, Ipv6Disabled, NoInterface, PortDown};
+        matches!(self, ForwardingOff | Ipv6Disabled | NoInterface | DeviceDown | DeviceMissing | PortDown)
     }
 }
 

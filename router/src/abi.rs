@@ -73,6 +73,31 @@ const _: () = {
     assert!(offset_of!(connection6, destination) == bytes(word::DESTINATION - word::ADDRESSES));
 };
 
+/// `logic::capture::record`.
+const _: () = {
+    use logic::capture::record::{HEAD_BYTES, MOST_FRAME_BYTES, at};
+    assert!(offset_of!(capture_record, time_ns) == at::TIME);
+    assert!(offset_of!(capture_record, in_data) == at::IN_DATA);
+    assert!(offset_of!(capture_record, out_data) == at::OUT_DATA);
+    assert!(offset_of!(capture_record, in_bytes) == at::IN_BYTES);
+    assert!(offset_of!(capture_record, out_bytes) == at::OUT_BYTES);
+    assert!(offset_of!(capture_record, frame_bytes) == at::FRAME_BYTES);
+    assert!(offset_of!(capture_record, ahead) == at::AHEAD);
+    assert!(offset_of!(capture_record, in_port) == at::IN_PORT);
+    assert!(offset_of!(capture_record, out_port) == at::OUT_PORT);
+    assert!(offset_of!(capture_record, head_bytes) == at::HEAD_BYTES);
+    assert!(offset_of!(capture_record, why) == at::WHY);
+    assert!(offset_of!(capture_record, reason) == at::REASON);
+    assert!(offset_of!(capture_record, core) == at::CORE);
+    assert!(offset_of!(capture_record, router) == at::ROUTER);
+    assert!(offset_of!(capture_record, has_router) == at::HAS_ROUTER);
+    assert!(offset_of!(capture_record, cpu) == at::CPU);
+    assert!(offset_of!(capture_record, head) == at::HEAD);
+    assert!(offset_of!(capture_record, frame) == at::FRAME);
+    assert!(at::FRAME - at::HEAD == HEAD_BYTES);
+    assert!(size_of::<capture_record>() == at::FRAME + MOST_FRAME_BYTES);
+};
+
 /// `logic::tables::queues`.
 const _: () = {
     assert!(offset_of!(queue_row, version) == bytes(0));
@@ -407,6 +432,11 @@ mod tests {
             ("CONNECTION_NOTES", crate::plane::connections::CONNECTION_NOTES as u32),
             ("LOCAL_NOTES", crate::plane::connections::LOCAL_NOTES as u32),
             ("LOCAL_CANDIDATES", crate::plane::connections::LOCAL_CANDIDATES as u32),
+            ("CAPTURE_RING_BYTES", crate::plane::capture::RING_BYTES),
+            ("CAPTURE_FILTER_ROOM", logic::capture::filter::ROOM as u32),
+            ("CAPTURE_FILTER_MARK", crate::plane::capture::MARK as u32),
+            ("CAPTURE_MATCHED", logic::capture::record::MATCHED.into()),
+            ("CAPTURE_SAMPLED", logic::capture::record::SAMPLED.into()),
         ];
         for (name, number) in ours {
             assert_eq!(header.get(name), Some(&number), "{name}");

@@ -10,23 +10,29 @@ pub const HEAD_BYTES: usize = 128;
 /// The most bytes of a frame that are captured (`CAPTURE_FRAME_BYTES`).
 pub const MOST_FRAME_BYTES: usize = 9216;
 
+/// `enum capture_why`.
+pub const MATCHED: u8 = 1;
+pub const SAMPLED: u8 = 2;
+
 /// Offsets in `struct capture_record`.
 pub mod at {
     pub const TIME: usize = 0;
-    pub const IN_BYTES: usize = 8;
-    pub const OUT_BYTES: usize = 12;
-    pub const FRAME_BYTES: usize = 16;
-    pub const AHEAD: usize = 20;
-    pub const IN_PORT: usize = 24;
-    pub const OUT_PORT: usize = 26;
-    pub const HEAD_BYTES: usize = 28;
-    pub const WHY: usize = 30;
-    pub const REASON: usize = 31;
-    pub const CORE: usize = 32;
-    pub const ROUTER: usize = 34;
-    pub const HAS_ROUTER: usize = 35;
-    pub const CPU: usize = 36;
-    pub const HEAD: usize = 40;
+    pub const IN_DATA: usize = 8;
+    pub const OUT_DATA: usize = 16;
+    pub const IN_BYTES: usize = 24;
+    pub const OUT_BYTES: usize = 28;
+    pub const FRAME_BYTES: usize = 32;
+    pub const AHEAD: usize = 36;
+    pub const IN_PORT: usize = 40;
+    pub const OUT_PORT: usize = 42;
+    pub const HEAD_BYTES: usize = 44;
+    pub const WHY: usize = 46;
+    pub const REASON: usize = 47;
+    pub const CORE: usize = 48;
+    pub const ROUTER: usize = 50;
+    pub const HAS_ROUTER: usize = 51;
+    pub const CPU: usize = 52;
+    pub const HEAD: usize = 56;
     pub const FRAME: usize = HEAD + super::HEAD_BYTES;
 }
 
@@ -60,12 +66,15 @@ pub struct Record<'a> {
     /// Length of the frame as it left or where the program stopped, and the bytes of it.
     pub out_bytes: u32,
     pub frame: &'a [u8],
+    /// Bytes that were put in front of the frame; below 0: that were taken from its front.
+    pub pushed: i64,
 }
 
 impl<'a> Record<'a> {
     /// `None`: it is not a record.
     pub fn read(bytes: &'a [u8]) -> Option<Record<'a>> {
         let u16_at = |at: usize| Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let byte = |at: usize| bytes.get(at).copied();
         let port = |at: usize| Some(u16_at(at)?.try_into().ok());
@@ -79,32 +88,32 @@ impl<'a> Record<'a> {
         let head = usize::from(u16_at(at::HEAD_BYTES)?);
         let frame = u32_at(at::FRAME_BYTES)? as usize;
         Some(Record {
-            time_ns: u64::from_ne_bytes(bytes.get(at::TIME..at::TIME + 8)?.try_into().ok()?),
+            time_ns: u64_at(at::TIME)?,
             in_port: port(at::IN_PORT)??,
             router: (byte(at::HAS_ROUTER)? != 0).then_some(byte(at::ROUTER)?),
             fate,
-            is_captured: why & 1 != 0,
-            sample_of: (why & 2 != 0).then_some(u32_at(at::AHEAD)?),
+            is_captured: why & MATCHED != 0,
+            sample_of: (why & SAMPLED != 0).then_some(u32_at(at::AHEAD)?),
             in_bytes: u32_at(at::IN_BYTES)?,
             head: bytes.get(at::HEAD..at::HEAD + HEAD_BYTES)?.get(..head)?,
             out_bytes: u32_at(at::OUT_BYTES)?,
             frame: bytes.get(at::FRAME..)?.get(..frame)?,
+            pushed: u64_at(at::IN_DATA)?.wrapping_sub(u64_at(at::OUT_DATA)?).cast_signed(),
         })
     }
 
     /// The frame as it came in, as far as it is captured: the head, then the rest of the frame, which forwarding does not change.
-    /// `None`: it matched only as it left.
+    /// Padding that was cut off from the end is missing. `None`: it matched only as it left.
     pub fn as_it_came_in(&self) -> Option<Vec<u8>> {
         if self.head.is_empty() {
             return None;
         }
         let mut frame = self.head.to_vec();
-        let moved = i64::from(self.out_bytes) - i64::from(self.in_bytes);
-        let rest = usize::try_from(HEAD_BYTES as i64 + moved).unwrap_or(0);
+        let rest = self.pushed.saturating_add(HEAD_BYTES as i64);
         if self.in_bytes as usize > frame.len() {
-            frame.extend(self.frame.get(rest..).unwrap_or_default());
+            let rest = usize::try_from(rest).ok().and_then(|rest| self.frame.get(rest..));
+            frame.extend(rest.unwrap_or_default());
         }
-        // Never more than the frame had: padding that was cut off also changes the length.
         frame.truncate(self.in_bytes as usize);
         Some(frame)
     }
@@ -146,35 +155,44 @@ mod tests {
         assert_eq!(Record::read(&bytes[..at::FRAME - 1]), None);
     }
 
-    /// A tag of four bytes is added to a frame, or removed, or neither.
+    /// A tag of four bytes is added to a frame, or removed, or neither. Padding is cut off from its end, or nothing.
     #[test]
     fn the_frame_that_came_in_is_put_together() {
-        for (in_bytes, out_bytes, captured) in [
-            (1000, 1000, 1000),
-            (1000, 996, 996),
-            (1000, 1004, 1004),
-            (60, 60, 60),
-            (1000, 1004, 200),
-            (64, 46, 46),
-            (128, 124, 124),
+        for (in_bytes, pushed, cut, snaplen) in [
+            (1000, 0, 0, 9000),
+            (1000, -4, 0, 9000),
+            (1000, 4, 0, 9000),
+            (1000, 4, 300, 9000),
+            (1000, -50, 300, 9000),
+            (1000, 0, 0, 200),
+            (1000, 4, 0, 200),
+            (1000, 0, 0, 100),
+            (60, 0, 0, 9000),
+            (64, 0, 18, 9000),
+            (128, -4, 0, 9000),
         ] {
-            let payload = |at: usize| at as u8 ^ (at >> 8) as u8;
-            let before: Vec<u8> = (0..in_bytes).map(payload).collect();
-            let moved = out_bytes as i64 - in_bytes as i64;
-            let after = (0..captured).map(|at| payload((at as i64 - moved) as usize));
-            let head = in_bytes.min(HEAD_BYTES);
+            let before: Vec<u8> = (0..in_bytes as usize).map(|at| at as u8 ^ (at >> 8) as u8).collect();
+            let mut after = match pushed {
+                0.. => [vec![9; pushed as usize], before.clone()].concat(),
+                _ => before[-pushed as usize..].to_vec(),
+            };
+            after.truncate(after.len() - cut);
+            let out_bytes = after.len();
+            after.truncate(snaplen);
+            let head = before.len().min(HEAD_BYTES);
             let mut bytes = record(|bytes| {
-                put(bytes, at::IN_BYTES, in_bytes as u32);
+                bytes[at::IN_DATA..at::IN_DATA + 8].copy_from_slice(&5000_i64.to_ne_bytes());
+                bytes[at::OUT_DATA..at::OUT_DATA + 8].copy_from_slice(&(5000_i64 - pushed).to_ne_bytes());
+                put(bytes, at::IN_BYTES, in_bytes);
                 put(bytes, at::OUT_BYTES, out_bytes as u32);
-                put(bytes, at::FRAME_BYTES, captured as u32);
+                put(bytes, at::FRAME_BYTES, after.len() as u32);
                 bytes[at::HEAD_BYTES] = head as u8;
                 bytes[at::HEAD..at::HEAD + head].copy_from_slice(&before[..head]);
             });
+            let captured = (after.len() as i64 - pushed) as usize;
             bytes.extend(after);
             let came = Record::read(&bytes).unwrap().as_it_came_in().unwrap();
-            let whole = captured == out_bytes;
-            let most = if whole { in_bytes } else { (captured as i64 - moved) as usize };
-            assert_eq!(came, before[..most], "{in_bytes} {out_bytes} {captured}");
+            assert_eq!(came, before[..captured.max(head)], "{in_bytes} {pushed} {cut} {snaplen}");
         }
     }
 

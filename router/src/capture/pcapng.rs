@@ -187,6 +187,7 @@ mod tests {
             head,
             out_bytes: frame.len() as u32,
             frame,
+            pushed: 0,
         }
     }
 

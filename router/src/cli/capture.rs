@@ -32,7 +32,7 @@ where it left. Comments name its router, what happened to it and why. Ctrl-C end
 #[derive(Debug, Args)]
 pub struct Capture {
     /// Ports, then a filter.
-    #[arg(value_name = "PORT... FILTER...")]
+    #[arg(value_name = "PORT... FILTER")]
     words: Vec<String>,
     /// The file to write, in the format pcapng; -: standard output.
     #[arg(short, long, value_name = "FILE")]

@@ -27,8 +27,8 @@ pub struct Routes {
     #[arg(long, requires = "of")]
     longer: bool,
     /// List at most this many routes.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000, requires = "longer")]
-    limit: usize,
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000, requires = "longer", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
     /// The router whose table it is [default: the host].
     #[arg(long, value_name = "NAME", conflicts_with = "verify")]
     router: Option<String>,
@@ -126,6 +126,7 @@ impl Routes {
 
     /// Lists page after page, so that no answer is long.
     fn list(&self, instance: &Instance, prefix: &str) -> Result<()> {
+        let most = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let mut all = RoutesReport::default();
         loop {
             let query = RoutesQuery {
@@ -133,13 +134,14 @@ impl Routes {
                 longer: self.longer,
                 router: self.router.clone(),
                 after: all.routes.last().map(|route| route.prefix.clone()),
-                limit: Some(self.limit.saturating_sub(all.routes.len())),
+                limit: Some(most.saturating_sub(all.routes.len())),
             };
             let page: RoutesReport = get(instance, &format!("/routes?{}", list_query(&query)))?;
             let is_last = page.more == 0 || page.routes.is_empty();
-            let routes = [std::mem::take(&mut all.routes), page.routes].concat();
+            let mut routes = std::mem::take(&mut all.routes);
+            routes.extend(page.routes);
             all = RoutesReport { routes, ..page };
-            if is_last || all.routes.len() >= self.limit {
+            if is_last || all.routes.len() >= most {
                 return show(self.output, &all, |report| listed(report, self.longer));
             }
         }

@@ -35,9 +35,9 @@ use std::{
 };
 
 /// `CAPTURE_RING_BYTES`
-const RING_BYTES: u32 = 8 << 20;
+pub(crate) const RING_BYTES: u32 = 8 << 20;
 /// `CAPTURE_FILTER_MARK`
-const MARK: i32 = 0x6d72_6370;
+pub(crate) const MARK: i32 = 1_836_213_104;
 /// The instruction `goto +0`.
 const NOTHING: bpf_insn = bpf_insn {
     code: 5,

@@ -132,6 +132,13 @@ fn every_packet_is_seen_as_it_came_in_and_as_it_left() {
             assert_eq!(seen, forwarded(&frame.bytes(), 1, &left));
             outcome.assert("captured", &frame.bytes(), out(interface, left));
         }
+        // Padding behind a long packet is cut off, and is not in the capture.
+        let long =
+            udp("10.0.3.9").with(|ip| ip.extend([7; 800])).ip4(|ip| ip[2..4].copy_from_slice(&[3, 0x4e]));
+        let padded = [long.bytes(), vec![9; 200]].concat();
+        let (_, seen) = c.outcome(0, &padded);
+        assert_eq!(seen, forwarded(&long.bytes(), 1, &long.routed(FRIEND, B, &[Q100])));
+
         for (name, frame, reason) in for_the_kernel() {
             let (outcome, seen) = c.outcome(0, &frame.bytes());
             let [seen] = &seen[..] else { panic!("{name}: {seen:?}") };

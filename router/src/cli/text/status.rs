@@ -5,7 +5,7 @@ use super::{
     controller_lost,
     findings::{self, Finding},
     size, span,
-    tables::{ports_table, routers_table},
+    tables::{how_much, ports_table, routers_table},
 };
 use crate::api::{
     status::{ConditionReport, Families, PathReport, ReasonCount, RouterReport, Status, Why},
@@ -22,7 +22,8 @@ const WIDTH: usize = 100;
 /// `millrace status`.
 pub fn status(s: &Status) -> String {
     let instance = s.instance.as_ref().map_or(String::new(), |i| format!(", instance {i}"));
-    let mut text = cut(&head(s), WIDTH) + "\n";
+    let findings = all_findings(s);
+    let mut text = head(s, &findings) + "\n";
     text += &format!(
         "daemon      millrace {}{instance}, process {}, up {}\n",
         s.version,
@@ -48,7 +49,7 @@ pub fn status(s: &Status) -> String {
         paths(&s.paths),
         reasons(shown),
         table_use(s),
-        findings::lines(&all_findings(s)),
+        findings::lines(&findings),
     ];
     for part in tables.iter().filter(|part| !part.is_empty()) {
         text += &format!("\n{part}");
@@ -56,30 +57,42 @@ pub fn status(s: &Status) -> String {
     text
 }
 
-/// One line: whether packets are forwarded, and which of them are not on the fast path.
-fn head(s: &Status) -> String {
+/// One line: whether packets are forwarded, and which of them are not on the fast path. If all are, the first problem.
+fn head(s: &Status, findings: &[Finding]) -> String {
     if !s.ready {
-        return format!(
-            "NOT READY: {}",
-            s.problem.as_ref().map_or("the reason is not known", |why| &why.text)
-        );
+        // Why it is not ready stands nowhere else, so it is not cut.
+        let why = s.problem.as_ref().map_or("the reason is not known", |why| &why.text);
+        return format!("NOT READY: {why}");
     }
-    let slow = not_fast(s);
-    let mut sentences = findings::grouped(&slow);
-    let Some(first) = sentences.next() else {
-        // A namespace without an interface on a port is no router.
-        return match s.routers.iter().filter(|router| router.interfaces > 0).count() {
-            0 => "forwarding; no router has an interface on a port".into(),
-            1 => "forwarding; IPv4 and IPv6 of the router are on the fast path".into(),
-            n => format!("forwarding; IPv4 and IPv6 of all {n} routers are on the fast path"),
-        };
-    };
-    match sentences.count() {
-        0 => format!("forwarding; {first}"),
-        more => {
-            let more = format!("; {more} more below");
+    let problems: Vec<_> = findings.iter().filter(|finding| !finding.is_note).cloned().collect();
+    let mut slow: Vec<_> = findings::grouped(&not_fast(s)).collect();
+    if slow.is_empty() {
+        slow = findings::grouped(&problems).map(|problem| format!("problem: {problem}")).collect();
+    }
+    match &slow[..] {
+        [] => format!("forwarding; {}", all_fast(&s.routers)),
+        [first] => cut(&format!("forwarding; {first}"), WIDTH),
+        [first, more @ ..] => {
+            let more = format!("; {} more below", more.len());
             cut(&format!("forwarding; {first}"), WIDTH - more.len()) + &more
         }
+    }
+}
+
+/// What is on the fast path, if nothing that Linux forwards is left to the kernel.
+fn all_fast(routers: &[RouterReport]) -> String {
+    // A namespace without an interface on a port is no router.
+    let routers: Vec<_> = routers.iter().filter(|router| router.interfaces > 0).collect();
+    let is_fast = |of: fn(Families<&'static str>) -> &'static str| {
+        routers.iter().any(|router| of(how_much(router)) != "kernel")
+    };
+    let (ipv4, ipv6) = (is_fast(|how| how.ipv4), is_fast(|how| how.ipv6));
+    let be = if ipv4 && ipv6 { "are" } else { "is" };
+    match (versions(ipv4, ipv6), routers.len()) {
+        (_, 0) => "no router has an interface on a port".into(),
+        (None, _) => "Linux forwards nothing between the ports (net.ipv4.ip_forward)".into(),
+        (Some(which), 1) => format!("{which} of the router {be} on the fast path"),
+        (Some(which), n) => format!("{which} of all {n} routers {be} on the fast path"),
     }
 }
 
@@ -112,16 +125,21 @@ fn not_fast(s: &Status) -> Vec<Finding> {
         let text = format!("some {which} packets on the kernel path: firewall rules may affect them");
         Some(Finding::note("router", &router.router, text))
     });
-    whole.chain(rules).chain(ruled).chain(interfaces).collect()
+    let generic = s
+        .ports
+        .iter()
+        .filter(|port| port.note.as_ref().is_some_and(|why| why.code == Code::GenericMode.name()));
+    let generic = generic.map(|port| Finding::note("port", &port.port, "generic mode, which is slow"));
+    rules.into_iter().chain(whole).chain(ruled).chain(interfaces).chain(generic).collect()
 }
 
-/// The IP versions that have reasons, and the first reason. Reasons for packets that Linux does not forward either are skipped.
-/// `None`: there are no others.
+/// The IP versions that have reasons, and the first reason. A version that Linux does not forward either is not slow.
 fn version(why: &Families<Vec<Why>>) -> Option<(&'static str, &Why)> {
-    let first = |all: &'_ [Why]| all.iter().position(|why| !why.is_idle());
+    fn first(all: &[Why]) -> Option<&Why> {
+        all.first().filter(|_| !all.iter().any(Why::is_idle))
+    }
     let (ipv4, ipv6) = (first(&why.ipv4), first(&why.ipv6));
-    let which = versions(ipv4.is_some(), ipv6.is_some())?;
-    ipv4.map(|at| &why.ipv4[at]).or(ipv6.map(|at| &why.ipv6[at])).map(|why| (which, why))
+    Some((versions(ipv4.is_some(), ipv6.is_some())?, ipv4.or(ipv6)?))
 }
 
 fn versions(ipv4: bool, ipv6: bool) -> Option<&'static str> {

@@ -363,7 +363,7 @@ fn talkers_view(rows: Option<&[TalkerRow]>, width: usize) -> Vec<Line<'static>> 
         Some(rows) => columns::lines(&columns, rows.iter().map(row).collect(), width),
         None => {
             let most = format!(
-                "more than {MOST_CONNECTIONS} connections are not listed; see `millrace connections`"
+                "only root sees connections, and at most {MOST_CONNECTIONS} here; see `millrace connections`"
             );
             vec![Line::styled(most, QUIET)]
         }

@@ -11,8 +11,8 @@ use crate::{
         status::{ConnectionReport, InterfaceReport, Status},
     },
     base::{clock::monotonic, instance::Instance},
-    cli::{flows, get},
-    daemon::client::CallError,
+    cli::{PATIENCE, flows, get, said},
+    daemon::client::{self, CallError},
 };
 use anyhow::{Result, bail};
 use std::{
@@ -46,11 +46,11 @@ pub struct Daemon {
     pub cores: CoresReport,
     /// The last decisions, in order.
     pub events: Vec<EventReport>,
-    /// `None`: not asked for, or more than [`MOST_RULES`].
+    /// `None`: not asked for, more than [`MOST_RULES`], or only for root.
     pub rules: Option<Vec<FlowReport>>,
     /// `None`: not asked for.
     pub interfaces: Option<Vec<InterfaceReport>>,
-    /// Those that are fast; `None`: not asked for, or more than [`MOST_CONNECTIONS`].
+    /// Those that are fast; `None`: not asked for, more than [`MOST_CONNECTIONS`], or only for root.
     pub connections: Option<Vec<ConnectionReport>>,
     /// The time of these lists, since boot.
     pub listed_at: Duration,
@@ -92,7 +92,7 @@ impl Reader {
         };
         let fast = status.routers.iter().fold(0_u64, |sum, router| sum.saturating_add(router.connections));
         let connections = match wants(View::Talkers) && fast <= MOST_CONNECTIONS {
-            true => Some(get(&self.instance, "/connections?state=fast")?),
+            true => self.ask_connections()?,
             false => None,
         };
         let (listed_at, events) = (monotonic(), self.events.iter().cloned().collect());
@@ -109,6 +109,16 @@ impl Reader {
         self.events.extend(new);
         self.events.drain(..self.events.len().saturating_sub(MOST_EVENTS));
         Ok(())
+    }
+
+    fn ask_connections(&self) -> Result<Option<Vec<ConnectionReport>>> {
+        let path = "/connections?state=fast";
+        match client::call(&self.instance.socket(), "GET", path, None, PATIENCE) {
+            // Only root may list connections.
+            Err(CallError::Forbidden) => Ok(None),
+            Err(error) => Err(said(&self.instance, error)),
+            Ok(connections) => Ok(Some(connections)),
+        }
     }
 
     fn ask_rules(&self) -> Result<Option<Vec<FlowReport>>> {

@@ -36,6 +36,37 @@ fn the_first_line_names_what_is_not_fast_and_fits() {
         s.routers[0].left_to_kernel = vec![LeftInterface { interface: "eth1".into(), why_not }];
     });
     assert_eq!(off, "forwarding; IPv4 and IPv6 of the router are on the fast path");
+    // Nor if the packets have another reason, too.
+    let off = of(|s| {
+        let router = &mut s.routers[0];
+        router.accelerated.ipv6 = false;
+        router.why_not.ipv6 =
+            vec!["a rule".into(), Why { code: "forwarding_off".into(), text: "off".into() }];
+    });
+    assert_eq!(off, "forwarding; IPv4 of the router is on the fast path");
+    let off = of(|s| {
+        let why = vec![Why { code: "forwarding_off".into(), text: "off".into() }];
+        s.routers[0].why_not = Families { ipv4: why.clone(), ipv6: why };
+        s.routers[0].accelerated = Families::default();
+    });
+    assert_eq!(off, "forwarding; Linux forwards nothing between the ports (net.ipv4.ip_forward)");
+    let full = of(|s| {
+        let text = "table routes: full".to_owned();
+        let full =
+            ConditionReport { kind: "tables".into(), sentence: text.clone(), text, ..Default::default() };
+        s.conditions = vec![full.clone(), ConditionReport { sentence: "another".into(), ..full }];
+    });
+    assert_eq!(full, "forwarding; problem: table routes: full; 1 more below");
+    let generic = of(|s| {
+        let note = Some(Why { code: "generic_mode".into(), text: "generic".into() });
+        s.ports = vec![PortReport { port: "eth1".into(), note, ..Default::default() }];
+    });
+    assert_eq!(generic, "forwarding; port eth1: generic mode, which is slow");
+    let broken = of(|s| {
+        s.ready = false;
+        s.problem = Some("x".repeat(300).into());
+    });
+    assert_eq!(broken.len(), 300 + "NOT READY: ".len());
     let many = of(|s| {
         let router = |i| RouterReport {
             router: format!("r{i}"),
