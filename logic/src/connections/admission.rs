@@ -82,7 +82,7 @@ impl Refusal {
             Refusal::NotEstablished => Code::NotEstablished,
             Refusal::NoConsent => Code::NoConsent,
             Refusal::Special(_) => Code::SpecialConnection,
-            Refusal::Ruled(_) => Code::FirewallRule,
+            Refusal::Ruled(obstacle) => obstacle.code(),
             Refusal::OnlyAnswers => Code::OnlyAnswers,
             Refusal::Untranslated => Code::Untranslated,
             Refusal::Busy => Code::Busy,

@@ -14,6 +14,7 @@ use super::{
     },
     traffic::{Device, Loaded, NAT_DESTINATION, NAT_SOURCE, Place, Scope, Traffic, UNMARKED, Version},
 };
+use crate::cause::Code;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -90,6 +91,15 @@ impl Obstacle {
     /// A rule of a chain; without `handle`, the chain itself.
     pub fn new(table: &Table, chain: &str, handle: Option<u64>, why: Why) -> Obstacle {
         Obstacle { family: table.family, table: table.name.clone(), chain: chain.to_owned(), handle, why }
+    }
+
+    /// What kind of cause it is.
+    pub fn code(&self) -> Code {
+        match self.why {
+            Why::Translates(_) => Code::Nat,
+            Why::TooMuch => Code::FirewallTooLarge,
+            _ => Code::FirewallRule,
+        }
     }
 }
 

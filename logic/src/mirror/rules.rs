@@ -192,9 +192,9 @@ fn view(
     let why = |from, to, pair: &Pair| match pair {
         _ if is_free(from, to) => None,
         Pair::Undecided => Some(Code::FirewallChecking.cause("Millrace is still checking the rules")),
-        Pair::Ruled { obstacle, .. } => Some(Code::FirewallRule.cause(obstacle.to_string())),
+        Pair::Ruled { obstacle, .. } => Some(obstacle.code().cause(obstacle.to_string())),
         Pair::Accepted(_) => Some(match pairs.hindrance() {
-            Some(obstacle) => Code::FirewallRule.cause(obstacle.to_string()),
+            Some(obstacle) => obstacle.code().cause(obstacle.to_string()),
             None if pairs.are_too_many() => {
                 Code::FirewallTooLarge.cause("the rules distinguish too many groups of devices")
             }
@@ -244,7 +244,7 @@ fn reasons(pairs: &Pairs) -> Vec<Cause> {
         _ => None,
     });
     for obstacle in pairs.hindrance().into_iter().chain(ruled) {
-        let sentence = Code::FirewallRule.cause(obstacle.to_string());
+        let sentence = obstacle.code().cause(obstacle.to_string());
         match sentences.len() {
             _ if sentences.contains(&sentence) => (),
             MOST_REASONS => {

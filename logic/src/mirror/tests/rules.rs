@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     firewall::{
         pairs::{FREE, FREE_EXCEPT, LINUX},
-        prove::{AddressPart, Exception},
+        prove::{AddressPart, Exception, Obstacle, Why},
         ruleset::{
             Base, Chain, Comparison, Devices, Expression, Family, Firewall, Header, Hook, Register, Rule,
             Ruleset, Table, Verdict,
@@ -104,6 +104,21 @@ fn rules_that_affect_all_packets_keep_a_version_with_the_kernel() {
     assert_eq!((view(&bench).ipv4, view(&bench).ipv6), (vec![sentence], vec![]));
     bench.after([settings(Arc::default())]);
     assert_eq!((is_on(&bench), view(&bench).ipv4), (vec![(true, true); 2], vec![]));
+}
+
+/// Codes never change, so each must be right from the beginning.
+#[test]
+fn an_obstacle_has_the_code_of_its_kind() {
+    for (why, code) in [
+        (Why::Translates("masquerade".into()), Code::Nat),
+        (Why::TooMuch, Code::FirewallTooLarge),
+        (Why::Drops, Code::FirewallRule),
+        (Why::Hidden, Code::FirewallRule),
+    ] {
+        let (table, chain) = ("t".to_owned(), "f".to_owned());
+        let obstacle = Obstacle { family: Family::Ipv4, table, chain, handle: None, why };
+        assert_eq!(obstacle.code(), code, "{obstacle}");
+    }
 }
 
 #[test]
