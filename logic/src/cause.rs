@@ -78,6 +78,7 @@ codes! {
     CannotTransmit "cannot_transmit" "packets that are redirected to the port would be lost",
     PortUnchecked "port_unchecked" "the port could not be checked or set up",
     GenericMode "generic_mode" "the port is in generic mode, which is slow",
+    MayRefuse "driver_may_refuse" "the driver may refuse the program when it is attached",
     NotConfirmed "not_confirmed" "the daemon did not confirm the tables in time",
     NoTrustedPort "no_trusted_port" "no port is trusted",
     Standalone "standalone" "no controller is connected, and the fail mode is `standalone`",

@@ -131,7 +131,7 @@ fn a_check_names_what_keeps_the_daemon_from_starting() {
     // Only attaching shows whether a driver refuses.
     run(&bed.the_box, "ip link set dev p1 mtu 3000");
     let (report, _) = check(&bed.the_box, &bed.name, &["--port", "p1"]);
-    let note = report["ports"][0]["note"].as_str().unwrap_or_default();
+    let note = report["ports"][0]["note"]["text"].as_str().unwrap_or_default();
     assert!(note.contains("its MTU is 3000"), "{report:#}");
     run(&bed.the_box, "ip link set dev p1 mtu 1500");
 

@@ -484,7 +484,7 @@ otherwise = "drop"
         (1, 1)
     );
     assert!(daemon.forwarded() - before >= 2, "what goes on is forwarded by the fast path");
-    let why = path(&daemon, "later")["why_not"].clone();
+    let why = path(&daemon, "later")["why_not"]["text"].clone();
     assert_eq!(why, format!("its router {blue_name} is not there (see `millrace routers`)"));
     let explained = daemon.ask(&["explain", "udp 10.7.1.2:9 -> 10.7.2.2:5000", "--router", red]);
     assert_eq!(

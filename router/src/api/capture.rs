@@ -28,6 +28,9 @@ pub struct CaptureRequest {
     /// The capture ends after this many packets; null: no limit.
     #[serde(default)]
     pub count: Option<u64>,
+    /// The capture ends after the packet with which the file has this many bytes; null: no limit.
+    #[serde(default)]
+    pub size: Option<u64>,
 }
 
 impl CaptureRequest {
@@ -36,7 +39,7 @@ impl CaptureRequest {
         262_144
     }
 
-    /// At about 0.5 us a packet, 2 % of a core.
+    /// A core has time for it.
     pub const fn usual_rate() -> u32 {
         50_000
     }
@@ -52,6 +55,7 @@ impl Default for CaptureRequest {
             snaplen: Self::all_bytes(),
             rate: Self::usual_rate(),
             count: None,
+            size: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | the one capture that may run, and the thread that reads its packets |
+//! | `reading.rs` | the thread that reads packets, and when it ends |
 //! | `pcapng.rs` | packets as blocks of a pcapng file |
 //!
 //! The control loop attaches the program with the capture ([`crate::plane::capture`]). A thread of this module reads its ring, and
@@ -10,15 +11,16 @@
 //! never waits.
 
 pub(crate) mod pcapng;
+mod reading;
 
 use crate::{
     api::capture::CaptureReport,
     base::{clock::monotonic, guard::locked, privileges},
     linux::observer::Waker,
-    plane::capture::{CaptureMaps, Missing, READ_EVERY},
+    plane::capture::{CaptureMaps, Missing},
 };
 use logic::plan::{PortId, RouterId};
-use pcapng::Writer;
+use reading::Reading;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,14 +30,29 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant},
 };
-use tokio::sync::mpsc::{Receiver, Sender, channel, error::TrySendError};
+use tokio::sync::mpsc::{Receiver, channel};
 
-/// A client that takes nothing for this long is gone.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Pieces of the file that wait for the client.
 const PIECES: usize = 2;
+
+/// What the control loop has begun.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Started {
+    /// CLOCK_MONOTONIC.
+    pub since_ns: u64,
+    pub names: Names,
+}
+
+/// When a capture ends by itself, and how much it takes of each packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bounds {
+    pub snaplen: u32,
+    /// After this many packets.
+    pub packets: Option<u64>,
+    /// After the packet with which the file has this many bytes.
+    pub bytes: Option<u64>,
+}
 
 /// What a file needs to know about the box.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,7 +97,19 @@ impl Captures {
 
     /// `None`: another capture runs.
     pub fn claim(&self) -> Option<Claim> {
-        (!self.0.is_taken.swap(true, Relaxed)).then(|| Claim(self.clone()))
+        if self.0.is_taken.swap(true, Relaxed) {
+            return None;
+        }
+        self.0.ends.store(false, Relaxed);
+        Some(Claim(self.clone()))
+    }
+
+    /// Counts from now on. The control loop calls it when the program of the new capture is attached. Returns the time: earlier
+    /// packets in the ring belong to another capture.
+    pub fn begin(&self) -> u64 {
+        self.0.packets.store(0, Relaxed);
+        *locked(&self.0.missing_before) = self.0.maps.get().map(|maps| maps.missing()).unwrap_or_default();
+        monotonic().as_nanos() as u64
     }
 
     pub fn is_claimed(&self) -> bool {
@@ -122,92 +151,21 @@ impl Captures {
 }
 
 impl Claim {
-    /// Counts from now on. Call it before the program is attached. Returns the time: earlier packets in the ring belong to another
-    /// capture.
-    pub fn begin(&self) -> Duration {
-        let place = &self.0.0;
-        place.packets.store(0, Relaxed);
-        place.ends.store(false, Relaxed);
-        *locked(&place.missing_before) = place.maps.get().map(|maps| maps.missing()).unwrap_or_default();
-        monotonic()
-    }
-
-    /// Starts the thread that reads the packets since this time, at most `count`. Returns the pieces of the file.
+    /// Starts the thread that reads the packets. Returns the pieces of the file.
     ///
     /// # Errors
     /// There are no maps, or no thread.
-    pub fn read(
-        self,
-        names: Names,
-        since: Duration,
-        snaplen: u32,
-        count: Option<u64>,
-    ) -> io::Result<Receiver<Vec<u8>>> {
+    pub fn read(self, start: Started, bounds: Bounds) -> io::Result<Receiver<Vec<u8>>> {
         let maps = self.0.0.maps.get().cloned().ok_or_else(|| io::Error::other("nothing is captured"))?;
         let (to, pieces) = channel(PIECES);
         thread::Builder::new().name("capture".into()).spawn(move || {
             privileges::serve_with_nothing("capture");
-            let mut reading =
-                Reading { claim: self, writer: Writer::new(names, snaplen), since, left: count };
-            if let Err(error) = reading.run(&maps, &to) {
+            if let Err(error) = Reading::new(self, start, bounds).run(&maps, &to) {
                 tracing::warn!("the capture has ended: {error:#}");
             }
         })?;
         Ok(pieces)
     }
-}
-
-struct Reading {
-    claim: Claim,
-    writer: Writer,
-    since: Duration,
-    left: Option<u64>,
-}
-
-impl Reading {
-    fn run(&mut self, maps: &CaptureMaps, to: &Sender<Vec<u8>>) -> anyhow::Result<()> {
-        let this = Mutex::new(self);
-        let each = |record: &logic::capture::record::Record<'_>| locked(&this).take(record);
-        maps.follow(each, |read| {
-            while send(to, locked(&this).writer.take()) && !locked(&this).is_done() {
-                thread::sleep(READ_EVERY);
-                read();
-            }
-            read();
-            send(to, locked(&this).writer.take());
-            Ok(())
-        })
-    }
-
-    fn is_done(&self) -> bool {
-        self.left == Some(0) || self.claim.0.0.ends.load(Relaxed)
-    }
-
-    fn take(&mut self, record: &logic::capture::record::Record<'_>) {
-        if !record.is_captured || u128::from(record.time_ns) < self.since.as_nanos() || self.left == Some(0) {
-            return;
-        }
-        self.left = self.left.map(|left| left - 1);
-        self.claim.0.0.packets.fetch_add(1, Relaxed);
-        self.writer.put(record);
-    }
-}
-
-/// Returns false if the client is gone.
-fn send(to: &Sender<Vec<u8>>, mut piece: Vec<u8>) -> bool {
-    if piece.is_empty() {
-        return !to.is_closed();
-    }
-    let started = Instant::now();
-    while started.elapsed() < PATIENCE {
-        match to.try_send(piece) {
-            Ok(()) => return true,
-            Err(TrySendError::Closed(_)) => return false,
-            Err(TrySendError::Full(back)) => piece = back,
-        }
-        thread::sleep(READ_EVERY);
-    }
-    false
 }
 
 #[cfg(test)]
@@ -219,17 +177,8 @@ mod tests {
         let captures = Captures::default();
         let claim = captures.claim().unwrap();
         assert!(captures.claim().is_none() && captures.is_claimed());
-        assert!(claim.read(Names::default(), Duration::ZERO, 100, None).is_err(), "nothing has begun");
+        assert!(claim.read(Started::default(), Bounds::default()).is_err(), "nothing has begun");
         assert!(!captures.is_claimed() && captures.claim().is_some());
         assert_eq!(captures.report(), CaptureReport::default());
-    }
-
-    #[test]
-    fn a_client_that_has_gone_ends_the_capture() {
-        let (to, mut pieces) = channel(PIECES);
-        assert!(send(&to, Vec::new()) && send(&to, vec![1]));
-        assert_eq!(pieces.try_recv(), Ok(vec![1]));
-        drop(pieces);
-        assert!(!send(&to, vec![1]) && !send(&to, Vec::new()));
     }
 }

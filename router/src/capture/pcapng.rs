@@ -72,6 +72,11 @@ impl Writer {
         std::mem::take(self.file.get_mut())
     }
 
+    /// Bytes that were written since then.
+    pub fn len(&self) -> usize {
+        self.file.get_ref().len()
+    }
+
     pub fn put(&mut self, record: &Record<'_>) {
         let whose = self.whose(record);
         let time = self.epoch + Duration::from_nanos(record.time_ns);

@@ -12,9 +12,9 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::{
-    fs::OpenOptions,
+    fs::{OpenOptions, Permissions},
     io::{self, ErrorKind, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -62,16 +62,14 @@ pub struct Capture {
 
 impl Capture {
     pub fn run(self, instance: &Instance) -> Result<()> {
-        let (request, most, seconds) = (self.request(instance)?, self.size << 20, self.seconds);
-        let mut file = open(&self.write)?;
-        let (mut written, mut is_full) = (0, false);
+        let (request, seconds) = (self.request(instance)?, self.seconds);
+        let mut file = None;
         let write = |piece: &[u8]| {
-            // Pieces end with whole packets.
-            is_full = written + piece.len() as u64 > most;
-            if is_full {
-                return Ok(false);
-            }
-            written += piece.len() as u64;
+            // Now the daemon captures. Until then, an existing file stays as it is.
+            let file = match &mut file {
+                Some(file) => file,
+                None => file.insert(open(&self.write)?),
+            };
             match file.write_all(piece).and_then(|()| file.flush()) {
                 Ok(()) => Ok(true),
                 // The reader of a pipe has seen enough.
@@ -88,9 +86,6 @@ impl Capture {
                 Err(error) => error,
             });
         }
-        if is_full {
-            complain(&format!("the file has {} MiB; --size allows more", self.size));
-        }
         // A daemon that has ended reports no counts.
         if let Ok(report) = report {
             complain(&summary(&report));
@@ -106,8 +101,11 @@ impl Capture {
         let is_port = |word: &&String| ports.iter().any(|port| port.port == **word);
         let named: Vec<String> = self.words.iter().take_while(is_port).cloned().collect();
         let filter = self.words[named.len()..].join(" ");
-        let filter = match pcap_filter::compile(&filter) {
-            _ if filter.is_empty() => Vec::new(),
+        let filter = match filter.as_str() {
+            "" => Ok(Vec::new()),
+            filter => pcap_filter::compile(filter),
+        };
+        let filter = match filter {
             Err(error) if named.is_empty() => bail!("'{}' is not a port, and {error:#}", self.words[0]),
             compiled => compiled?,
         };
@@ -119,6 +117,7 @@ impl Capture {
             snaplen: self.snaplen,
             rate: self.rate,
             count: self.count,
+            size: Some(self.size << 20),
         })
     }
 }
@@ -128,8 +127,17 @@ fn open(file: &Path) -> Result<Box<dyn Write>> {
     if file == Path::new("-") {
         return Ok(Box::new(io::stdout()));
     }
-    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(file);
-    Ok(Box::new(opened.with_context(|| format!("cannot write {}", file.display()))?))
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(file);
+    let opened = opened.with_context(|| format!("cannot write {}", file.display()))?;
+    let data = opened.metadata()?;
+    if data.is_file() {
+        // The file may have been there with another mode.
+        opened
+            .set_permissions(Permissions::from_mode(0o600))
+            .and_then(|()| opened.set_len(0))
+            .with_context(|| format!("{}: it cannot be emptied and kept from others", file.display()))?;
+    }
+    Ok(Box::new(opened))
 }
 
 /// Ready when the user or the time ends the capture.

@@ -247,6 +247,12 @@ struct Explain {
     output: Output,
 }
 
+/// The filter of a capture as the command compiles it: for tests.
+#[doc(hidden)]
+pub fn compiled_filter(filter: &str) -> Result<Vec<(u16, u8, u8, u32)>> {
+    pcap_filter::compile(filter)
+}
+
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();

@@ -44,12 +44,16 @@ type Close = unsafe extern "C" fn(*mut c_void);
 /// The filter is wrong, or libpcap is not installed.
 pub fn compile(filter: &str) -> Result<Vec<(u16, u8, u8, u32)>> {
     // It must be valid on its own: in brackets, 'a) or (b' would be valid too.
-    let plain = compile_as_it_is(filter)?;
+    let alone = compile_as_it_is(filter)?;
     let mut words = filter.split(|c: char| !c.is_ascii_alphanumeric());
     if filter.trim().is_empty() || words.any(|word| ["vlan", "mpls", "pppoes", "geneve"].contains(&word)) {
-        return Ok(plain);
+        return Ok(alone);
     }
-    compile_as_it_is(&format!("({filter}) or (vlan and (({filter}) or (vlan and ({filter}))))"))
+    // Without the question about tags, `not port 22` would match each tagged packet, because it has other bytes there.
+    let plain = format!(
+        "not ether proto 0x8100 and not ether proto 0x88a8 and not ether proto 0x9100 and ({filter})"
+    );
+    compile_as_it_is(&format!("({plain}) or (vlan and (({plain}) or (vlan and ({filter}))))"))
 }
 
 fn compile_as_it_is(filter: &str) -> Result<Vec<(u16, u8, u8, u32)>> {

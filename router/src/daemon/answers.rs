@@ -18,7 +18,7 @@ use crate::{
             TableUse, Why, whys,
         },
     },
-    plane::{Charge, Counters, InterfaceCount},
+    plane::{Charge, Counters, InterfaceCount, Mode},
     switch::seam::rule_port,
 };
 use logic::{
@@ -394,7 +394,11 @@ fn port_report(id: PortId, port: &PortState, count: InterfaceCount, totals: &Cou
         ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
         mode: port.mode.filter(|_| port.up.is_some()).map_or("detached".into(), |m| m.to_string()),
         problems: whys(&port.obstacles()),
-        note: port.note.as_ref().map(|note| Code::GenericMode.cause(note).into()),
+        note: port.note.as_ref().map(|note| {
+            let is_generic = port.mode == Some(Mode::Generic);
+            let code = if is_generic { Code::GenericMode } else { Code::MayRefuse };
+            code.cause(note).into()
+        }),
         classifier: None,
         rx_packets: count.rx_packets().wrapping_add(nobodys),
         tx_packets: count.tx_packets,

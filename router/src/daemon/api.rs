@@ -30,7 +30,7 @@ use crate::{
         status::{ExplainReport, ExplainRequest},
     },
     base::{hex, privileges},
-    capture::Captures,
+    capture::{Bounds, Captures},
     config::Config,
     cores,
     linux::observer::Waker,
@@ -281,11 +281,11 @@ async fn capture(
     let request: CaptureRequest = request(body, "a request for a capture")?;
     let claim =
         sources.captures.claim().ok_or_else(|| ApiError::busy("another capture is running; end it first"))?;
-    let since = claim.begin();
-    let (snaplen, count) = (request.snaplen, request.count);
-    let Json(names) = ask(to, Query::Capture(request)).await?;
-    let names = serde_json::from_value(names).map_err(|e| ApiError::failed(format!("no names: {e}")))?;
-    let pieces = claim.read(names, since, snaplen, count);
+    let CaptureRequest { snaplen, count, size, .. } = request;
+    let bounds = Bounds { snaplen, packets: count, bytes: size };
+    let Json(started) = ask(to, Query::Capture(request)).await?;
+    let started = serde_json::from_value(started).map_err(|e| ApiError::failed(format!("no names: {e}")))?;
+    let pieces = claim.read(started, bounds);
     let pieces = pieces.map_err(|e| ApiError::failed(format!("captured packets cannot be read: {e}")))?;
     Ok(([(CONTENT_TYPE, document::PCAPNG)], Body::new(Pieces(pieces))).into_response())
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     api::{ApiError, capture::CaptureRequest},
-    capture::{Captures, Names},
+    capture::{Captures, Names, Started},
     plane::capture::Wanted,
 };
 use logic::{
@@ -24,7 +24,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     ///
     /// # Errors
     /// Nothing is captured.
-    pub(super) fn begin_capture(&mut self, request: &CaptureRequest) -> Result<Names, ApiError> {
+    pub(super) fn begin_capture(&mut self, request: &CaptureRequest) -> Result<Started, ApiError> {
+        if !self.captures.is_claimed() {
+            return Err(ApiError::busy("the client has left"));
+        }
         let wanted = self.wanted_capture(request)?;
         let kernel = &mut self.kernel;
         let maps = self.captures.maps(|| kernel.capture_maps());
@@ -38,14 +41,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             // Only filters come from outside.
             return Err(if wanted.filter.is_empty() { ApiError::failed(why) } else { ApiError::bad(why) });
         }
+        let since_ns = self.captures.begin();
         maps.begin();
         let routers =
             self.world.mirror.routers().filter_map(|router| Some((router.router?, router.name.clone())));
-        Ok(Names {
+        let names = Names {
             only: wanted.ports,
             ports: self.world.ports.iter().map(|(id, port)| (*id, port.name.clone())).collect(),
             routers: routers.collect(),
-        })
+        };
+        Ok(Started { since_ns, names })
     }
 
     fn wanted_capture(&self, request: &CaptureRequest) -> Result<Wanted, ApiError> {
@@ -110,6 +115,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn load_capture(&mut self) {
         let Some(maps) = self.captures.made().filter(|_| self.capturing) else { return };
         if let Err(error) = self.generation.plane.set_capture(Some(maps)) {
+            self.capturing = false;
+            maps.want(None);
+            self.captures.end();
             tracing::warn!("the capture ends, because its program cannot be loaded: {error:#}");
         }
     }

@@ -476,6 +476,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Puts the generation in charge of the existing devices. It is confirmed first, so that it forwards at once.
     pub(super) fn attach(&mut self) -> Result<(), (PortId, anyhow::Error)> {
+        // It may take long. Until the new generation is confirmed below, the old one is.
+        self.load_capture();
         let now = self.kernel.now();
         // Attached ports come first: after the swap, packets must find these ports as before.
         self.trust_ports(now);
@@ -483,7 +485,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.confirming.confirm(now, &self.generation.plane);
         self.confirming.beats.follow(self.generation.plane.heart());
         let (ids, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
-        self.load_capture();
         self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {
             (port.attached, port.mode, port.note, port.transmits) = (None, None, None, false);

@@ -133,7 +133,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Observes, decides and applies, until a request ends it.
     pub fn run(mut self, requests: &Receiver<Request>, beside: &mut dyn Beside) -> Result<Ended> {
         loop {
-            self.round()?;
+            if let Err(error) = self.round() {
+                self.leave_capture();
+                return Err(error);
+            }
             for request in requests.try_iter().take(api::QUEUE) {
                 let request = match request.query {
                     Query::Verify => {

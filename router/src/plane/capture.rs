@@ -154,19 +154,20 @@ impl CaptureMaps {
         }
     }
 
-    /// Calls `run` with a function that hands each packet since its last call to `each`. There is one reader at a time.
+    /// Calls `run` with a function that hands each packet since its last call to `each`. `each` returns false to end the call:
+    /// packets may come as fast as they are read. There is one reader at a time.
     ///
     /// # Errors
     /// The ring cannot be mapped, or an error of `run`.
     pub fn follow<T>(
         &self,
-        mut each: impl FnMut(&Record<'_>),
+        mut each: impl FnMut(&Record<'_>) -> bool,
         run: impl FnOnce(&mut dyn FnMut()) -> Result<T>,
     ) -> Result<T> {
         let mut ring = RingBufferBuilder::new();
         ring.add(&self.ring, |bytes| {
-            Record::read(bytes).iter().for_each(&mut each);
-            0
+            // libbpf stops behind a packet for which this is below 0.
+            if Record::read(bytes).is_none_or(|record| each(&record)) { 0 } else { -1 }
         })?;
         let ring = ring.build().context("reading captured packets")?;
         run(&mut || {

@@ -75,6 +75,7 @@ impl Capturing {
                 sample_of: record.sample_of,
             };
             seen.borrow_mut().push(record);
+            true
         };
         let maps: &CaptureMaps = &self.maps;
         maps.follow(each, |read| {
@@ -206,6 +207,36 @@ fn the_filter_is_a_part_of_the_program() {
         let (_, seen) = c.outcome(0, &tagged.bytes());
         assert_eq!((seen.len(), seen[0].came.clone()), (1, None));
         assert_eq!(seen[0].left, hex(&tagged.routed(FRIEND, B, &[])));
+    });
+}
+
+/// Filters of tcpdump find packets with and without tags, and negations do not find more of them.
+#[test]
+#[ignore = "needs root"]
+fn filters_of_tcpdump_see_through_tags() {
+    in_new_namespace(|| {
+        let mut c = Capturing::new(World::new(), &everything());
+        for (filter, matches) in [
+            ("dst host 10.0.2.9", true),
+            ("not dst host 10.0.2.9", false),
+            ("not udp", false),
+            ("ip and not tcp", true),
+            ("vlan 200 and vlan 7", true),
+        ] {
+            let classic = router::cli::compiled_filter(filter).unwrap();
+            let classic: Vec<_> =
+                classic.into_iter().map(|(code, jt, jf, k)| Classic { code, jt, jf, k }).collect();
+            // It must match as the packet comes in: the reason is one of packets that do not leave.
+            let reasons = [Reason::TtlExceeded].into();
+            c.want(&Wanted { filter: filter::compile(&classic).unwrap(), reasons, ..everything() });
+            let frame = udp("10.0.2.9").ip4(|ip| ip[8] = 1);
+            for tags in [&[][..], &[AD200, Q7]] {
+                if filter.starts_with("vlan") && tags.is_empty() {
+                    continue;
+                }
+                assert_eq!(c.is_captured(0, &frame.clone().tagged(tags)), matches, "{filter} {tags:?}");
+            }
+        }
     });
 }
 

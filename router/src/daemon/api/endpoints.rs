@@ -203,7 +203,6 @@ fn of_state() -> Vec<Endpoint> {
             json::<Vec<FirewallReport>>(),
             fixed(Query::Firewall),
         )
-        .for_readers()
         .by(&["firewall"]),
         get(
             "/v1/connections",

@@ -195,7 +195,6 @@ fn the_read_only_socket_serves_only_requests_that_read() {
         "GET /v1/ports",
         "GET /v1/routers",
         "GET /v1/interfaces",
-        "GET /v1/firewall",
         "GET /v1/route",
         "GET /v1/cores",
         "GET /v1/events",
@@ -224,7 +223,7 @@ fn paths_without_a_version_and_of_other_versions_are_no_requests() {
         assert_eq!((status, &answer["error"]), (404, &json!("no such request")), "{path}");
     }
     let error = client::call::<Value>(&socket, "GET", "/status-of-tomorrow", None, Duration::from_secs(5));
-    assert!(error.unwrap_err().to_string().contains("of another version; restart the daemon"));
+    assert!(error.unwrap_err().to_string().contains("has another version; restart the daemon"));
 }
 
 #[test]

@@ -60,7 +60,15 @@ impl Source {
         Ok(([(CONTENT_TYPE, OPEN_METRICS)], source.bytes().await?).into_response())
     }
 
+    /// A page. It is completed even if the client leaves: clients that come and go would otherwise fill the queue of the control
+    /// thread.
     async fn bytes(&self) -> Result<Bytes, ApiError> {
+        let source = self.clone();
+        let made = tokio::spawn(async move { source.page().await }).await;
+        made.map_err(|error| ApiError::failed(format!("no metrics: {error}")))?
+    }
+
+    async fn page(&self) -> Result<Bytes, ApiError> {
         let mut last = self.last.lock().await;
         if let Some((at, bytes)) = &last.page
             && at.elapsed() < AGE

@@ -23,10 +23,16 @@ fn the_first_line_names_what_is_not_fast_and_fits() {
     );
     let long = of(|s| {
         s.routers[0].why_not.ipv4 = vec!["x".repeat(500).into()];
-        s.flows.rules = 1;
+        s.routers[0].ruled.ipv6 = true;
     });
     assert_eq!(long.len(), 100);
     assert!(long.ends_with("...; 1 more below"), "{long}");
+    // What is against policy comes before what is slow.
+    let rules = of(|s| {
+        s.routers[0].ruled.ipv6 = true;
+        s.flows.rules = 1;
+    });
+    assert_eq!(rules, "forwarding; flow rules are not in charge, so packets are routed; 1 more below");
     // Linux forwards no such packets either.
     let off = of(|s| {
         let why_not = Families {

@@ -130,6 +130,24 @@ fn many_scrapes_ask_the_control_thread_five_times_a_second() {
     assert!((1..=most).contains(&asked), "asked {asked} times, at most {most} expected");
 }
 
+/// A client that leaves would leave its question behind, and the queue of the control thread would fill.
+#[test]
+fn scrapers_that_leave_ask_the_control_thread_no_more_often() {
+    let (source, asked) = source();
+    let (_listening, address) = start(routes(source), LIMITS);
+    let begun = Instant::now();
+    for _ in 0..200 {
+        drop(connect(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"));
+    }
+    // The last of them may still have their places.
+    while status(&rest(connect(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"))) != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    let most = begun.elapsed().as_millis() as u64 / 200 + 1;
+    let asked = asked.load(Relaxed);
+    assert!((1..=most).contains(&asked), "asked {asked} times, at most {most} expected");
+}
+
 #[test]
 fn a_scraper_that_never_reads_and_a_slow_one_lose_their_places() {
     let limits = Limits {
