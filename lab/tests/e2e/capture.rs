@@ -216,7 +216,7 @@ fn captures_come_and_go_without_a_lost_packet() {
     let file = |name: &str| directory.path().join(name);
     let interrupted = Capture::start(&daemon, &file("1"), &[]);
     let second = daemon.millrace(&["capture", "-w", "-"]);
-    assert!(String::from_utf8_lossy(&second.stderr).contains("another capture runs"), "{second:?}");
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another capture is running"), "{second:?}");
     all_arrive(&bed, 500);
     interrupted.interrupt();
     let said = interrupted.ended();

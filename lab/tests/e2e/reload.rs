@@ -88,8 +88,14 @@ fn a_daemon_follows_its_file_without_a_lost_packet() {
             file.write(&format!("{rest}{top}\n{table}\n"));
             assert_eq!(reload(&daemon), json!([key]));
             assert_eq!(reload(&daemon), json!([]));
+            // The testbed moves the queues when it begins to send, and the daemon may notice.
+            let moved = |condition: &&Value| {
+                condition["text"].as_str().unwrap().contains("is moved by somebody else")
+            };
             let status = daemon.ask(&["status"]);
-            assert_eq!(status["conditions"], json!([]), "{key}");
+            let conditions = status["conditions"].as_array().unwrap().iter();
+            let others: Vec<_> = conditions.filter(|condition| !moved(condition)).collect();
+            assert!(others.is_empty(), "{key}: {others:#?}");
             file.write(FIRST);
             assert_eq!(reload(&daemon), json!([key]));
         }
