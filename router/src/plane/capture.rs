@@ -17,7 +17,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use libbpf_rs::{
     AsRawLibbpf, MapHandle, MapType, OpenObject, RingBufferBuilder,
     libbpf_sys::{self as sys, bpf_insn},
-    skel::{OpenSkel, SkelBuilder},
+    skel::{OpenSkel, Skel, SkelBuilder},
 };
 use logic::{
     capture::{filter::ROOM, record::Record},
@@ -349,13 +349,9 @@ impl Plane {
     #[doc(hidden)]
     pub fn run_captured(&mut self, ifindex: u32, frame: &[u8]) -> Result<super::TestRun> {
         let capture = self.capture.as_mut().context("nothing is captured")?;
-        let programs = &mut capture.skel.progs;
-        let program = match capture.variant {
-            Variant::RulesCapture => &mut programs.millrace_flow_capture,
-            Variant::RulesAndPathsCapture => &mut programs.millrace_flow_paths_capture,
-            Variant::PathsCapture => &mut programs.millrace_paths_capture,
-            _ => &mut programs.millrace_capture,
-        };
+        let name = capture.variant.programs()[0];
+        let mut program = capture.skel.object_mut().progs_mut().find(|program| program.name() == name);
+        let program = program.as_mut().with_context(|| format!("there is no program {name}"))?;
         super::run::run(program, ifindex, frame)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     common::{frame::Frame, in_new_namespace, only_on},
-    for_the_kernel, out, up,
+    features, for_the_kernel, out, up,
     world::*,
 };
 use logic::{
@@ -10,7 +10,7 @@ use logic::{
         filter::{self, Classic},
         record::Fate,
     },
-    flow::kernel::{FlowCapacity, Seed},
+    flow::kernel::Seed,
     reason::Reason,
 };
 use router::plane::{
@@ -326,18 +326,8 @@ fn paths_and_flow_rules_are_captured() {
             if with_paths {
                 w.plane.set_paths(&paths).unwrap();
             }
-            let capacity = FlowCapacity {
-                rules: 64,
-                buckets: 64,
-                rest: 64,
-                patches: 64,
-                steps: 64,
-                groups: 16,
-                meters: 16,
-                cache_sets: 64,
-                port_sets: 16,
-            };
-            let rules = FlowMaps::new(FlowSettings { capacity, seed: Seed::new([3, 5, 7, 11, 13]) });
+            let seed = Seed::new([3, 5, 7, 11, 13]);
+            let rules = FlowMaps::new(FlowSettings { capacity: features::CAPACITY, seed });
             w.plane.set_rules(Some(&Arc::new(rules.unwrap()))).unwrap_or_else(|e| panic!("{e:#}"));
             let mut c = Capturing::new(w, &everything());
             // No rule has been set, not even the one for packets that no rule matches.

@@ -30,7 +30,7 @@ use router::plane::{
 };
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-const CAPACITY: FlowCapacity = FlowCapacity {
+pub const CAPACITY: FlowCapacity = FlowCapacity {
     rules: 64,
     buckets: 64,
     rest: 64,
