@@ -27,7 +27,7 @@ use std::{
 };
 
 const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Ports p0 and p1, with two queues each, polled by threads, and a daemon on both.
 struct Bed {

@@ -21,16 +21,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A rate in packets a second that rises within three seconds from 10,000 by this many, again and again. So
-/// there is a time when a queue is too much for one core, and not for two.
-fn teeth(height: f64) -> impl Fn(Duration) -> f64 {
-    const TOOTH_S: f64 = 3.0;
-    move |time| 10_000.0 + height * (time.as_secs_f64() % TOOTH_S) / TOOTH_S
+/// A rate in packets a second that rises again and again from 2,000 to `top`, and doubles in equal times. So on a
+/// slow and on a fast machine there is as long a time when a queue is too much for one core, and not for two.
+fn teeth(top: f64) -> impl Fn(Duration) -> f64 {
+    const TOOTH_S: f64 = 5.0;
+    const LEAST: f64 = 2000.0;
+    move |time| LEAST * (top / LEAST).powf(time.as_secs_f64() % TOOTH_S / TOOTH_S)
 }
 
-/// The height where each packet is waited for.
-const LOW_TEETH: f64 = 200_000.0;
-/// The height for packets sent in bursts.
+/// The top where each packet is waited for.
+const LOW_TEETH: f64 = 300_000.0;
+/// The top for packets sent in bursts.
 const HIGH_TEETH: f64 = 800_000.0;
 
 /// Sends frames of 64 flows from q0 to a host behind p1, until `stopped` is set.
