@@ -33,6 +33,9 @@ pub struct Status {
     pub conditions: Vec<ConditionReport>,
     /// Seconds since the daemon's start.
     pub uptime_s: u64,
+    /// When the counters were read, in seconds since boot (CLOCK_MONOTONIC).
+    #[serde(default)]
+    pub at_s: f64,
     /// How long forwarding goes on without a daemon.
     pub heartbeat: Heartbeat,
     /// Counts up with every new set of programs and maps (start, growth).

@@ -110,6 +110,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             problem: problem.map(Why::from),
             conditions: self.condition_reports(),
             uptime_s: now.saturating_sub(self.started).as_secs(),
+            at_s: now.as_secs_f64(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
                 age_s: self.confirming.age(now).map(|age| age.as_secs_f64()),

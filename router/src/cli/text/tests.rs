@@ -66,6 +66,7 @@ fn sample() -> Status {
             },
         ],
         uptime_s: 3725,
+        at_s: 1.0,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
         generation: 2,
         packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3, taken: 0 },
