@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Rooms of `router`, from the top to the bottom. `fuzz` feeds parsers of all rooms.
-const ROOMS: [&str; 14] = [
+const ROOMS: [&str; 15] = [
     "fuzz",
     "cli",
     "daemon",
@@ -17,6 +17,7 @@ const ROOMS: [&str; 14] = [
     "cores",
     "firewall",
     "capture",
+    "web",
     "api",
     "config",
     "plane",

@@ -42,6 +42,7 @@ pub struct Config {
     pub shares: SharesSettings,
     pub openflow: OpenFlowSettings,
     pub metrics: MetricsSettings,
+    pub web: WebSettings,
     pub workers: WorkersSettings,
     pub experimental: Experimental,
     /// As written in the file. [`Config::sas`] has the checked form.
@@ -81,6 +82,7 @@ impl Default for Config {
             shares: SharesSettings::default(),
             openflow: OpenFlowSettings::default(),
             metrics: MetricsSettings::default(),
+            web: WebSettings::default(),
             workers: WorkersSettings::default(),
             experimental: Experimental::default(),
             crypto: None,
@@ -333,6 +335,7 @@ deserialize_by_parsing!(
     Established,
     HeartbeatTime,
     ListenAddress,
+    LoopbackAddress,
     Miss,
     CoreList,
     PlacementPolicy,
@@ -364,6 +367,7 @@ mod reference;
 mod runs;
 mod sas;
 mod shares;
+mod web;
 mod workers;
 
 pub use api::{ApiSettings, GroupName};
@@ -380,6 +384,7 @@ pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
 pub use sas::{Direction, KeySource, Library, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
+pub use web::{LoopbackAddress, WebSettings};
 pub use workers::{CALIBRATION_FILE, DaemonPath, PathNumbers, WorkersSettings};
 
 /// A configuration that cannot be used.
@@ -412,6 +417,7 @@ impl Config {
             &shares::FORMS,
             &openflow::FORMS,
             &metrics::FORMS,
+            &web::FORMS,
             &paths::FORMS,
             &sas::FORMS,
             &workers::FORMS,

@@ -11,6 +11,7 @@
 //! | [`cores`] | measures cores, queues, loads and workloads, and moves queues |
 //! | [`firewall`] | makes connections fast that firewall rules accept |
 //! | [`capture`] | hands packets of the kernel plane to clients, as a pcapng file |
+//! | [`web`] | the files of the web page, and the check of who asks for them |
 //! | [`api`] | the requests and answers of the API |
 //! | [`config`] | reads and checks the configuration |
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
@@ -33,3 +34,4 @@ pub mod linux;
 pub mod plane;
 pub mod switch;
 pub mod user_plane;
+pub mod web;

@@ -121,7 +121,11 @@ fn threads_that_parse_foreign_data_hold_few_capabilities() {
         run("ip link add p0 type veth peer name q0");
         run("ip link set lo up");
         let config = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(config.path(), "[metrics]\nlisten = \"127.0.0.1:9111\"\n").unwrap();
+        std::fs::write(
+            config.path(),
+            "[metrics]\nlisten = \"127.0.0.1:9111\"\n[web]\nlisten = \"127.0.0.1:9112\"\n",
+        )
+        .unwrap();
         let config = config.path().to_str().unwrap();
         let daemon = Daemon::start("caps", &["--config", config, "--controller", "ptcp:0:127.0.0.1"]);
         let done = daemon.cli(&["flows", "add", "ip,nw_dst=192.0.2.1,actions=drop"]);
@@ -138,7 +142,7 @@ fn threads_that_parse_foreign_data_hold_few_capabilities() {
             PERFMON,
             BPF,
         ]);
-        for name in ["api", "api-files", "metrics", "openflow-net", "signals", "flow-notices"] {
+        for name in ["api", "api-files", "metrics", "web", "openflow-net", "signals", "flow-notices"] {
             assert_eq!(threads.get(name), Some(&0), "{name}: {threads:x?}");
         }
         let of_rules = set(&[NET_ADMIN, NET_RAW, IPC_LOCK, PERFMON, BPF]);

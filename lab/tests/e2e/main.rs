@@ -13,6 +13,7 @@
 //! | `capture.rs` | captures of packets |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `metrics.rs` | the page of metrics, and counters of devices |
+//! | `web.rs` | the web page, by plain HTTP |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
 //! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `ecmp.rs`, `sessions.rs`, `firewall.rs`, `connections.rs`, `interruptions.rs`, `conntrack.rs`, `successors.rs`, `flows.rs`, `check.rs`, `api.rs`, `cli.rs`, `systemd.rs`, `vrrp.rs` | tests with real hosts |
 
@@ -49,3 +50,4 @@ mod systemd;
 mod upgrade;
 mod user_plane;
 mod vrrp;
+mod web;

@@ -113,6 +113,16 @@ impl ApiError {
             "the read-only socket does not serve this request; use the control socket, which is for root";
         Self { status: 403, text: text.into() }
     }
+    /// The request came to the web page's address, which does not serve it.
+    pub fn not_on_page() -> Self {
+        let text = "the web page does not serve this request; use the control socket, which is for root";
+        Self { status: 403, text: text.into() }
+    }
+    /// The web page may not explain packets.
+    pub fn no_explanations() -> Self {
+        let text = "this page may not explain packets; run `millrace explain` as root, or set `explain = true` in `[web]`";
+        Self { status: 403, text: text.into() }
+    }
     /// The daemon failed.
     pub fn failed(text: impl Into<String>) -> Self {
         Self { status: 500, text: text.into() }

@@ -46,6 +46,8 @@ ones, with examples:
   fail = \"standalone\"         # without a controller, forward as without rules; \"secure\": by the rules
   [metrics]
   listen = \"[::1]:9111\"      # GET /metrics over TCP, for Prometheus
+  [web]
+  listen = \"[::1]:9112\"      # a page to look at, for browsers of this machine
   [workers]
   cores = \"2-3\"               # one worker on each runs paths
   [[path]]                    # see `millrace paths run --help`

@@ -2,7 +2,7 @@
 
 use super::{
     ApiSettings, Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits,
-    MetricsSettings, OpenFlowSettings, Policing, SharesSettings, WorkersSettings,
+    MetricsSettings, OpenFlowSettings, Policing, SharesSettings, WebSettings, WorkersSettings,
 };
 
 /// Keys with other values, named as in the file (`cores.high`).
@@ -58,6 +58,7 @@ impl Config {
             shares,
             openflow,
             metrics,
+            web,
             workers,
             experimental,
             sas,
@@ -129,6 +130,10 @@ impl Config {
         );
         compare!(changes, MetricsSettings, "metrics", metrics, new.metrics,
             listen: true,
+        );
+        compare!(changes, WebSettings, "web", web, new.web,
+            listen: true,
+            explain: true,
         );
         compare!(changes, WorkersSettings, "workers", workers, new.workers,
             cores: !has_workers,

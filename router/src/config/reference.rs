@@ -142,7 +142,7 @@ fn the_page_has_all_keys_with_their_values_and_defaults() {
 }
 
 /// Values of keys for which the page has no example.
-const MORE: [(&str, &str); 19] = [
+const MORE: [(&str, &str); 20] = [
     ("api.readers", "\"monitoring\""),
     ("ports", "[\"a\"]"),
     ("routers", "[\"a\"]"),
@@ -160,6 +160,7 @@ const MORE: [(&str, &str); 19] = [
     ("openflow.tls", "{ key = \"a\", certificate = \"b\", ca = \"c\" }"),
     ("openflow.proxy_ports", "[\"a\"]"),
     ("metrics.listen", "\"[::1]:9111\""),
+    ("web.listen", "\"[::1]:9112\""),
     ("workers.cores", "\"1\""),
     ("workers.calibration", "\"/a\""),
 ];

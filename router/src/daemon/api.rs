@@ -47,12 +47,12 @@ use axum::{
     http::{header::CONTENT_TYPE, request::Parts},
     response::{IntoResponse, Response},
 };
-use endpoints::endpoints;
+use endpoints::{Endpoint, endpoints};
 use hyper::body::Frame;
 use serde::de::DeserializeOwned;
 use std::{
     convert::Infallible,
-    io,
+    fmt, io,
     os::unix::net::UnixListener,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
@@ -192,18 +192,19 @@ pub struct Sockets {
 }
 
 /// Serves the sockets in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
-pub fn serve(sockets: Sockets, requests: Requests, sources: Sources) -> io::Result<()> {
-    let served = Served { requests, sources };
+pub fn serve(sockets: Sockets, served: Served) -> io::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("api".into()).spawn(move || {
         privileges::serve_with_nothing("api");
-        let serve = async |listener, is_read_only, limits, name| {
+        let serve = async |listener, is_read_only: bool, limits, name| {
             let listening = |listener: UnixListener| {
                 listener.set_nonblocking(true)?;
                 tokio::net::UnixListener::from_std(listener)
             };
+            let is_served = |endpoint: &Endpoint| !is_read_only || endpoint.is_for_readers;
+            let routes = routes(served.clone(), is_served, ApiError::not_for_readers);
             match listening(listener) {
-                Ok(listener) => serving::serve(listener, routes(served.clone(), is_read_only), limits).await,
+                Ok(listener) => serving::serve(listener, routes, limits).await,
                 Err(e) => tracing::error!("the {name} socket is not served: {e}; forwarding goes on"),
             }
         };
@@ -223,15 +224,21 @@ pub fn serve(sockets: Sockets, requests: Requests, sources: Sources) -> io::Resu
 /// What the handlers use.
 #[derive(Clone)]
 pub struct Served {
-    requests: Requests,
-    sources: Sources,
+    pub requests: Requests,
+    pub sources: Sources,
 }
 
-fn routes(served: Served, is_read_only: bool) -> Router {
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").finish_non_exhaustive()
+    }
+}
+
+/// All requests. Those that are not served get this refusal.
+pub fn routes(served: Served, is_served: impl Fn(&Endpoint) -> bool, refusal: fn() -> ApiError) -> Router {
     let mut routes = Router::new();
     for endpoint in endpoints() {
-        let refuses = is_read_only && !endpoint.is_for_readers;
-        let handler = if refuses { endpoint.refusal() } else { endpoint.handler };
+        let handler = if is_served(&endpoint) { endpoint.handler } else { endpoint.refusal(refusal) };
         routes = routes.route(endpoint.path, handler);
     }
     routes

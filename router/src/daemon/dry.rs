@@ -9,7 +9,7 @@ use super::{
     kernel::Bpf,
     metrics, refusal,
     seam::{Kernel, Observe},
-    start,
+    start, web,
 };
 use crate::{
     api::status::CheckReport,
@@ -58,6 +58,7 @@ fn start<O: Observe>(
     privileges::reduce()?;
     switch::file::check(&config)?;
     metrics::listen::check(&config.metrics)?;
+    web::check(&config.web)?;
     // Workers would take sockets of devices and cores.
     config.paths.clear();
     let (observer, _waker) = open(&config, multipath_keys)?;

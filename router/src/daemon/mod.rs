@@ -18,6 +18,8 @@
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
 //! | `api.rs`, `serving.rs`, `client.rs` | both ends of the API's socket |
 //! | `metrics.rs` | metrics for Prometheus |
+//! | `web.rs` | the web page, beside requests of the API that read |
+//! | `listening.rs` | pages over TCP: a listener and its thread |
 //! | `observing.rs` | the netlink observer behind `seam.rs` |
 //! | `finding.rs` | finds the conditions that hold |
 //! | `world.rs`, `ledger.rs` | the observed state and the decisions, to fill further generations |
@@ -45,6 +47,7 @@ mod finding;
 mod generation;
 pub mod kernel;
 mod ledger;
+mod listening;
 mod metrics;
 mod neighbours;
 pub mod observing;
@@ -63,6 +66,7 @@ mod steering;
 mod tests;
 mod totals;
 mod verify;
+mod web;
 mod world;
 
 use crate::{

@@ -5,7 +5,8 @@
 //! other user can take.
 //!
 //! The read-only socket has a door of its own, so its clients cannot block the control socket. Its requests are
-//! answered one after another, with pauses, so they take at most half of the time of the threads that answer.
+//! answered one after another, with pauses, so they take at most half of the time of the threads that answer. The same holds for
+//! the address of the web page, with a quarter.
 
 use super::api::{MAX_BODY_BYTES, MAX_FLOWS_BYTES};
 use crate::{
@@ -58,8 +59,9 @@ pub struct Limits {
     pub patience: Duration,
     /// The longest time that a connection lasts, except the operator's.
     pub longest: Duration,
-    /// Requests are answered one after another, and after each there is a pause of the same length.
-    pub in_turn: bool,
+    /// Requests are answered one after another, and after each there is a pause of this many times its length. `None`: all are
+    /// answered at once.
+    pub pause: Option<u32>,
 }
 
 /// The limits of the control socket. Places inside for users other than the operator are half the queue of the control
@@ -70,14 +72,14 @@ pub const CONTROL: Limits = Limits {
     body: MAX_FLOWS_BYTES,
     patience: Duration::from_secs(5),
     longest: Duration::from_secs(90),
-    in_turn: false,
+    pause: None,
 };
 
 /// The limits of the read-only socket.
 pub const READ_ONLY: Limits = Limits {
     room: Room { inside_of_a_source: 4, ..CONTROL.room },
     body: MAX_BODY_BYTES,
-    in_turn: true,
+    pause: Some(1),
     ..CONTROL
 };
 
@@ -116,7 +118,7 @@ impl Peers for TcpPeers {
 /// Serves connections forever.
 pub async fn serve<P: Peers>(peers: P, routes: Router, limits: Limits) {
     let (door, mut seldom) = (Door::new(limits.room), Seldom::default());
-    let turns = limits.in_turn.then(Turns::default);
+    let turns = limits.pause.map(|pause| Turns { pause, turn: Arc::default() });
     loop {
         match peers.accept().await {
             Ok((stream, source, is_operator)) => {
@@ -159,20 +161,25 @@ where
 }
 
 /// Answers one request at a time.
-#[derive(Clone, Default)]
-struct Turns(Arc<tokio::sync::Mutex<()>>);
+#[derive(Clone)]
+struct Turns {
+    /// [`Limits::pause`].
+    pause: u32,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
 
 impl Turns {
     /// Calls the handler when it is its turn. A client that leaves before its turn loses it. Once the handler has begun, it
     /// completes and the pause follows, even if the client leaves.
     async fn call(self, routes: Router, request: Request<Body>) -> Result<Response, Infallible> {
-        let turn = self.0.lock_owned().await;
+        let Turns { pause, turn } = self;
+        let turn = turn.lock_owned().await;
         let (to, answer) = oneshot::channel();
         tokio::spawn(async move {
             let began = Instant::now();
             // This fails if the client has left.
             let _ = to.send(TowerToHyperService::new(routes).call(request).await);
-            sleep(began.elapsed()).await;
+            sleep(began.elapsed() * pause).await;
             drop(turn);
         });
         answer.await.unwrap_or_else(|_| Ok(ApiError::failed("the request failed").into_response()))
@@ -286,6 +293,15 @@ mod tests {
     /// Each begins when the one before it has ended, and after a pause of the same length.
     #[test]
     fn requests_of_the_read_only_socket_take_at_most_half_of_the_time() {
+        assert_pauses(1);
+    }
+
+    #[test]
+    fn requests_of_the_web_page_take_at_most_a_quarter_of_the_time() {
+        assert_pauses(3);
+    }
+
+    fn assert_pauses(pause: u32) {
         const WORK: Duration = Duration::from_millis(100);
         let begun = Arc::new(Mutex::new(Vec::new()));
         let at_work = begun.clone();
@@ -298,7 +314,7 @@ mod tests {
             }
         };
         let routes = Router::new().route("/v1/status", get(work));
-        let (_directory, socket) = start_with(routes, READ_ONLY);
+        let (_directory, socket) = start_with(routes, Limits { pause: Some(pause), ..READ_ONLY });
         let request = "GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n";
         let clients: Vec<_> =
             (0..READ_ONLY.room.inside_of_a_source).map(|_| connect(&socket, request)).collect();
@@ -312,6 +328,6 @@ mod tests {
         }
         let begun = locked(&begun);
         assert!(begun.len() >= 3, "{}", begun.len());
-        assert!(begun.windows(2).all(|two| two[1] - two[0] >= 2 * WORK), "{begun:?}");
+        assert!(begun.windows(2).all(|two| two[1] - two[0] >= (1 + pause) * WORK), "{begun:?}");
     }
 }

@@ -2,11 +2,13 @@
 
 use super::{
     Control, Ended,
-    api::{self, Files, Query, ReadConfig, Reloader, Requests, Sockets, Sources},
+    api::{self, Files, Query, ReadConfig, Reloader, Requests, Served, Sockets, Sources},
     kernel::{self, Bpf},
-    metrics::{self, listen::Listening},
+    listening::Listening,
+    metrics,
     seam::{Beside, Kernel, Observe},
     steering,
+    web::WebPage,
     world::PortState,
 };
 use crate::{
@@ -127,7 +129,7 @@ fn run_alone<O: Observe>(
     switch.set_machine(cores.handle());
     let metrics =
         metrics::Source::new(requests_to.clone(), switch.clone(), Some(cores.handle()), sas.clone());
-    let listening = Listening::start(&config.metrics, &metrics)?;
+    let listening = metrics::listen::start(&config.metrics, &metrics)?;
     let of_api = Sources {
         switch: switch.clone(),
         cores: Some(cores.handle()),
@@ -137,7 +139,9 @@ fn run_alone<O: Observe>(
         metrics: metrics.clone(),
         captures: captures.clone(),
     };
-    api::serve(Sockets { control: lock.listen()?, read_only }, requests_to, of_api)?;
+    let served = Served { requests: requests_to, sources: of_api };
+    let web = WebPage::start(&config.web, served.clone())?;
+    api::serve(Sockets { control: lock.listen()?, read_only }, served)?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
         finish(&sas);
@@ -146,7 +150,7 @@ fn run_alone<O: Observe>(
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);
     systemd::notify("READY=1");
-    let mut threads = Threads { switch, cores, sas: sas.clone(), metrics, listening };
+    let mut threads = Threads { switch, cores, sas: sas.clone(), metrics, listening, web };
     let ended = control.run(&requests, &mut threads);
     finish(&sas);
     let ended = ended?;
@@ -177,6 +181,7 @@ struct Threads {
     metrics: metrics::Source,
     /// Dropping it closes the address.
     listening: Option<Listening>,
+    web: WebPage,
 }
 
 impl Beside for Threads {
@@ -186,13 +191,15 @@ impl Beside for Threads {
         let sas = sas.map_err(Error::msg)?;
         // The new address is listened on before the old one is closed.
         let listening =
-            changes.touch(&["metrics."]).then(|| Listening::start(&config.metrics, &self.metrics));
+            changes.touch(&["metrics."]).then(|| metrics::listen::start(&config.metrics, &self.metrics));
         let listening = listening.transpose()?;
+        let web = changes.touch(&["web.listen"]).then(|| self.web.listen(&config.web)).transpose()?;
         // TLS files may have changed, even if no key has.
         self.switch.reload(config)?;
         if let Some(listening) = listening {
             self.listening = listening;
         }
+        self.web.follow(&config.web, web);
         sas.into_iter().for_each(sas::Prepared::put_in_force);
         if changes.touch(&["ports", "cores.", "experimental."]) {
             self.cores.follow(config, ports);

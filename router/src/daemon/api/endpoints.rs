@@ -58,7 +58,7 @@ pub struct Endpoint {
     pub summary: &'static str,
     /// The words of the commands that send it; empty: none does.
     pub commands: &'static [&'static str],
-    /// The read-only socket serves it, too: it changes nothing, costs little, and shows nothing that Linux shows only to
+    /// The read-only socket and the web page's address serve it, too: it changes nothing, costs little, and shows nothing that Linux shows only to
     /// root.
     pub is_for_readers: bool,
     pub query: Option<TypeSchema>,
@@ -143,9 +143,9 @@ impl Endpoint {
         errors
     }
 
-    /// The handler in place of this one on the read-only socket, if it does not serve the request.
-    pub fn refusal(&self) -> MethodRouter<Served> {
-        let refuse = || async { ApiError::not_for_readers() };
+    /// The handler in place of this one where the request is not served.
+    pub fn refusal(&self, error: fn() -> ApiError) -> MethodRouter<Served> {
+        let refuse = move || async move { error() };
         match self.method {
             "get" => routing::get(refuse),
             "delete" => routing::delete(refuse),

@@ -23,7 +23,7 @@ fn start() -> (tempfile::TempDir, PathBuf, Receiver<Request>) {
     (end.tell)(crate::switch::seam::SwitchMessage::Ports(Vec::new()));
     let control = UnixListener::bind(&path).unwrap();
     let read_only = Some(UnixListener::bind(path.with_extension("read-only")).unwrap());
-    serve(Sockets { control, read_only }, to, sources).unwrap();
+    serve(Sockets { control, read_only }, Served { requests: to, sources }).unwrap();
     (directory, path, requests)
 }
 

@@ -1,24 +1,20 @@
 //! `[metrics] listen`: the page over TCP, for scrapers on other machines.
 //!
-//! A thread of its own, without any capability, serves two pages and nothing else of the API. Everyone who can reach the address
-//! may read them. [`serving`] limits the number of connections and the time of each.
+//! It has two pages and nothing else of the API. Everyone who can reach the address may read them.
 
 use super::Source;
 use crate::{
     api::ApiError,
-    base::{door::Room, privileges},
-    config::{ListenAddress, MetricsSettings},
-    daemon::serving::{self, Limits, TcpPeers},
+    base::door::Room,
+    config::MetricsSettings,
+    daemon::{
+        listening::{self, Listening, Table},
+        serving::{self, Limits},
+    },
 };
-use anyhow::{Context, Result};
+use anyhow::Result;
 use axum::{Router, routing::get};
-use std::{
-    io,
-    net::{SocketAddr, TcpListener},
-    thread,
-    time::Duration,
-};
-use tokio::{runtime, sync::oneshot};
+use std::time::Duration;
 
 /// A scraper asks for a page every few seconds, so few connections are enough.
 const LIMITS: Limits = Limits {
@@ -29,45 +25,16 @@ const LIMITS: Limits = Limits {
     ..serving::CONTROL
 };
 
+const TABLE: Table = "metrics";
 const POINTER: &str = "This is Millrace. Its metrics are at /metrics.\n";
 
-/// The page over TCP. Dropping it closes the address and all of its connections.
-#[derive(Debug)]
-pub struct Listening {
-    _ends: oneshot::Sender<()>,
-}
-
-impl Listening {
-    /// Listens in a new thread; `None`: no address is configured.
-    ///
-    /// # Errors
-    /// The daemon cannot listen on the address. The error names the key.
-    pub fn start(settings: &MetricsSettings, source: &Source) -> Result<Option<Listening>> {
-        settings.listen.map(|address| Self::start_at(address, source.clone())).transpose()
-    }
-
-    fn start_at(address: ListenAddress, source: Source) -> Result<Listening> {
-        Ok(Self::on(bind(address.0)?, routes(source), LIMITS)?)
-    }
-
-    /// Serves these pages in a new thread.
-    fn on(listener: TcpListener, routes: Router, limits: Limits) -> io::Result<Listening> {
-        let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let (_ends, end) = oneshot::channel::<()>();
-        thread::Builder::new().name("metrics".into()).spawn(move || {
-            privileges::serve_with_nothing("metrics");
-            runtime.block_on(async {
-                match tokio::net::TcpListener::from_std(listener) {
-                    Ok(listener) => tokio::select! {
-                        () = serving::serve(TcpPeers(listener), routes, limits) => {}
-                        _ = end => {}
-                    },
-                    Err(error) => tracing::error!("metrics.listen: {error}; forwarding goes on"),
-                }
-            });
-        })?;
-        Ok(Listening { _ends })
-    }
+/// Listens in a new thread; `None`: no address is configured.
+///
+/// # Errors
+/// The daemon cannot listen on the address. The error names the key.
+pub fn start(settings: &MetricsSettings, source: &Source) -> Result<Option<Listening>> {
+    let start = |address| Listening::start(TABLE, address, routes(source.clone()), LIMITS);
+    settings.listen.map(|address| start(address.0)).transpose()
 }
 
 /// Checks whether this machine has the address. Another process, or a running daemon, may use the port.
@@ -75,16 +42,7 @@ impl Listening {
 /// # Errors
 /// It has not. The error names the key.
 pub fn check(settings: &MetricsSettings) -> Result<()> {
-    let Some(ListenAddress(address)) = settings.listen else { return Ok(()) };
-    let tried = TcpListener::bind((address.ip(), 0));
-    tried.map(|_| ()).with_context(|| format!("metrics.listen: cannot listen on {address}"))
-}
-
-fn bind(address: SocketAddr) -> Result<TcpListener> {
-    let listener =
-        TcpListener::bind(address).with_context(|| format!("metrics.listen: cannot listen on {address}"))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    settings.listen.map_or(Ok(()), |address| listening::check(TABLE, address.0))
 }
 
 fn routes(source: Source) -> Router {

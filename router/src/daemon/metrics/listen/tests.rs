@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    config::Config,
+    config::{Config, ListenAddress},
     daemon::{
         api::{Query, Requests},
         metrics::Observed,
@@ -11,11 +11,12 @@ use crate::{
 };
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, Ipv4Addr, Shutdown, TcpStream},
+    net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Instant,
 };
 
@@ -43,9 +44,9 @@ fn source() -> (Source, Arc<AtomicU64>) {
 }
 
 fn start(routes: Router, limits: Limits) -> (Listening, SocketAddr) {
-    let listener = bind(LOOPBACK.parse().unwrap()).unwrap();
+    let listener = listening::bind(TABLE, LOOPBACK.parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
-    (Listening::on(listener, routes, limits).unwrap(), address)
+    (Listening::on(TABLE, listener, routes, limits).unwrap(), address)
 }
 
 /// Connects from another address of this machine, and sends some text.
@@ -203,9 +204,9 @@ fn a_flood_keeps_no_other_host_out() {
 fn an_address_is_closed_with_its_listener_and_an_error_names_the_key() {
     let (source, _) = source();
     let settings = |listen: SocketAddr| MetricsSettings { listen: Some(ListenAddress(listen)) };
-    assert!(Listening::start(&MetricsSettings::default(), &source).unwrap().is_none());
+    assert!(super::start(&MetricsSettings::default(), &source).unwrap().is_none());
     let (listening, address) = start(routes(source.clone()), LIMITS);
-    let error = format!("{:#}", Listening::start(&settings(address), &source).unwrap_err());
+    let error = format!("{:#}", super::start(&settings(address), &source).unwrap_err());
     let expected = format!("metrics.listen: cannot listen on {address}: Address already in use");
     assert!(error.starts_with(&expected), "{error}");
     // The port is free for a daemon that would replace the one that runs.
@@ -222,7 +223,7 @@ fn an_address_is_closed_with_its_listener_and_an_error_names_the_key() {
         assert!(begun.elapsed() < Duration::from_secs(60), "the address stays open");
         thread::sleep(Duration::from_millis(10));
     }
-    let again = Listening::start(&settings(address), &source).unwrap();
+    let again = super::start(&settings(address), &source).unwrap();
     assert_eq!(status(&rest(connect(address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))), 200);
     drop(again);
 }
