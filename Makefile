@@ -7,7 +7,7 @@ ROUNDS ?= 2000
 # Times as many cases of the other random tests as in `make test`.
 CASES ?= 20
 
-.PHONY: help setup build release deb image check test test-root soak test-vm test-deb test-image test-openflow lint docs fmt fuzz fuzz-api demo bench bench-goals results shell clean
+.PHONY: help setup build release deb image check test test-root soak test-vm test-deb test-image test-openflow test-web lint docs fmt fuzz fuzz-api demo bench bench-goals results shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -89,6 +89,11 @@ test-openflow: setup ## ovs-ofctl, os-ken's controllers and its switch test suit
 	cargo build --package millrace
 	$(SUDO) scripts/test-openflow.sh $(ARGS)
 
+test-web: ## the web page in a headless Chromium, in network namespaces; pictures go to target/web (ARGS='--docs' writes those of the docs); root
+	@scripts/setup.sh web
+	cargo build --package millrace
+	$(SUDO) scripts/test-web.py $(ARGS)
+
 lint: ## formatting, clippy and prose; warnings are errors
 	@scripts/setup.sh build
 	cargo fmt --all --check
@@ -123,7 +128,7 @@ fuzz-api: setup ## fuzz the API of a daemon by its OpenAPI document: TIME=60 (se
 	cargo build --package millrace
 	$(SUDO) scripts/fuzz-api.sh $(TIME)
 
-demo: release ## Linux and Millrace side by side; takes less than a minute after the build
+demo: release ## Linux and Millrace side by side; takes less than a minute after the build (ARGS=--web: then keeps traffic running, and names the address of the web page)
 	@scripts/setup.sh demo
 	@$(LAB) demo $(ARGS)
 

@@ -7,6 +7,7 @@
 #   setup.sh vm      as test, and for the virtual machine of `make test-vm`
 #   setup.sh deb     as build, and for the package of `make deb`
 #   setup.sh image   as deb, and for the OCI image of `make image`
+#   setup.sh web     as demo, and for the browser of `make test-web`
 #   setup.sh test-deb  as deb, and for the virtual machines of `make test-deb`
 set -eu
 
@@ -20,6 +21,7 @@ libstrongswan-standard-plugins"
 # This library exists only for x86-64. Elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
 vm="qemu-system-x86 busybox-static cpio zstd xz-utils"
+web="chromium-headless-shell fonts-dejavu-core fonts-noto-core pngquant python3"
 deb="build-essential debhelper lintian"
 vm_kernel="linux-image-cloud-amd64"
 vm_directory=target/vm
@@ -31,9 +33,10 @@ demo) wanted="$build $demo" ;;
 test) wanted="$build $demo $run" ;;
 vm) wanted="$build $demo $run $vm" ;;
 deb) wanted="$build $deb" ;;
+web) wanted="$build $demo $web" ;;
 image) wanted="$build $demo $deb mmdebstrap umoci python3" ;;
 test-deb) wanted="$build $deb mmdebstrap e2fsprogs qemu-system-x86" ;;
-*) echo "usage: $0 [build|fuzz|demo|test|vm|deb|image|test-deb]" >&2; exit 2 ;;
+*) echo "usage: $0 [build|fuzz|demo|test|vm|deb|image|web|test-deb]" >&2; exit 2 ;;
 esac
 
 as_root() {
@@ -124,7 +127,7 @@ if [ -n "$missing" ]; then
 fi
 
 case $what in
-demo | test | vm | image) needs_bpffs=true ;;
+demo | test | vm | image | web) needs_bpffs=true ;;
 *) needs_bpffs=false ;;
 esac
 if $needs_bpffs && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
