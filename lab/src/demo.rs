@@ -1,6 +1,6 @@
 //! `millrace-lab demo`: the same packets through Linux and through Millrace, side by side, in under a minute.
 
-use std::time::Duration;
+use std::{net::TcpListener, time::Duration};
 
 use anyhow::{Context, Result, bail};
 
@@ -10,6 +10,7 @@ use crate::{
     generator::{Load, Pace},
     masquerade::{self, Masquerade},
     measure::{Sample, Window, measure},
+    relay::{self, Relay},
     subject::{self, Millrace, Subject},
     sys,
     testbed::{Priority, Testbed},
@@ -30,11 +31,26 @@ struct Case {
     is_masqueraded: bool,
 }
 
+/// How the demo ends.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct DemoOptions {
+    /// At the end, keep some traffic running and show the web page of the daemon, until Ctrl-C
+    #[arg(long)]
+    web: bool,
+}
+
+/// The port of the web page, if it is free.
+const WEB_PORT: u16 = 9112;
+/// The rates at the end of the demo, in turn, so that there is something to see.
+const RATES_PPS: [u64; 6] = [50_000, 100_000, 200_000, 300_000, 150_000, 20_000];
+/// How long each of them lasts.
+const EACH: Duration = Duration::from_secs(15);
+
 /// Saturated, and at [`EQUAL_RATE_PPS`].
 type Pair = [Sample; 2];
 
 /// Builds a testbed, measures and prints. Fails if Millrace cannot run, or if either one forwards wrongly.
-pub fn demo() -> Result<()> {
+pub fn demo(options: &DemoOptions) -> Result<()> {
     let cases = cases();
     println!(
         "Building a testbed: generator - router box (host and {VIRTUAL_ROUTERS} namespace routers) - sink ..."
@@ -49,6 +65,9 @@ pub fn demo() -> Result<()> {
     let by_linux = measure_all(&mut testbed, &*linux, None, &cases)?;
     drop(linux);
 
+    let listener = options.web.then(|| relay::listener(WEB_PORT)).transpose()?;
+    testbed.web = listener.as_ref().map(|listener| listener.local_addr()).transpose()?;
+
     println!("Millrace forwards ...");
     let millrace = match Millrace::start(&testbed) {
         Ok(millrace) => millrace,
@@ -59,11 +78,33 @@ pub fn demo() -> Result<()> {
     };
     let by_millrace = measure_all(&mut testbed, &millrace, Some(&millrace), &cases)?;
     let status = millrace.status_text()?;
-    drop(millrace);
 
     print_table(&cases, &by_linux, Some(&by_millrace));
     println!("\nmillrace status\n{}", status.trim_end());
-    Ok(())
+    listener.map_or(Ok(()), |listener| show_page(&mut testbed, listener))
+}
+
+/// Makes the page reachable from this machine, and keeps traffic running until somebody ends it.
+fn show_page(testbed: &mut Testbed, listener: TcpListener) -> Result<()> {
+    let address = listener.local_addr()?;
+    masquerade::forget(testbed)?;
+    let _relay = Relay::start(listener, &testbed.box_namespace)?;
+    // The browser needs the cores, too.
+    testbed.set_priority(Priority::Reaction)?;
+    let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=VIRTUAL_ROUTERS);
+    testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
+    println!("\nThe web page of the daemon: http://{address}/ (Ctrl-C ends the demo)");
+    loop {
+        for pps in RATES_PPS {
+            let load = Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(pps) };
+            testbed.generator.start(load)?;
+            let slept = sys::sleep(EACH);
+            testbed.generator.stop()?;
+            if slept.is_err() {
+                return Ok(());
+            }
+        }
+    }
 }
 
 fn cases() -> Vec<Case> {

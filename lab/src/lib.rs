@@ -21,6 +21,7 @@
 //! | `built_in` | files that are built into the lab, found by name |
 //! | [`paths`] | the user plane, memory to memory |
 //! | [`simulation`] | simulated machines with more cores than this one has, in virtual time |
+//! | [`relay`] | a port of the machine that leads into a testbed |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
 //! Results leave this crate as raw data, and as ratios of subjects that were measured alternately in one run. Absolute
@@ -55,6 +56,7 @@ pub mod prefixes;
 pub mod progress;
 pub mod record;
 pub mod redirects;
+pub mod relay;
 pub mod replay;
 pub mod report;
 pub mod rules;

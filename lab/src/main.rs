@@ -21,7 +21,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// The same packets through Linux and through Millrace, side by side; takes less than a minute
-    Demo,
+    Demo(demo::DemoOptions),
     /// A shell on a testbed's router box
     Shell(shell::ShellOptions),
     #[command(flatten)]
@@ -66,7 +66,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     sys::handle_signals();
     namespace::clean_stale();
     let ran = match arguments.command {
-        Command::Demo => demo::demo(),
+        Command::Demo(options) => demo::demo(&options),
         Command::Shell(options) => return shell::shell(&options).map(ExitCode::from),
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
         Command::Figures(options) => figures::run(&options, std::env::args().collect()),

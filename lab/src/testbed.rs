@@ -11,7 +11,7 @@
 //! static, because forwarding is what is measured.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -87,6 +87,8 @@ pub struct Testbed {
     pub placing: String,
     /// Millrace enforces shares of full cores.
     pub shares: bool,
+    /// Where Millrace serves its web page, in the box.
+    pub web: Option<SocketAddr>,
     /// How many connections of Millrace may be fast (`connections` in `[firewall]`).
     pub connections: u32,
     /// See [`Testbed::forwarded_by`].
@@ -137,6 +139,7 @@ impl Testbed {
             rules: None,
             placing: "policy = \"off\"".into(),
             shares: false,
+            web: None,
             connections: 65_536,
             subject: Mutex::default(),
             priority: Priority::Reaction,

@@ -196,6 +196,9 @@ impl<'a> Launch<'a> {
     /// enforced.
     pub(super) fn of(testbed: &'a Testbed) -> Self {
         let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
+        let web = testbed
+            .web
+            .map_or(String::new(), |address| format!("[web]\nlisten = \"{address}\"\nexplain = true\n"));
         let (cores, enforce, connections) = (&testbed.placing, testbed.shares, testbed.connections);
         Self {
             namespace: &testbed.box_namespace,
@@ -203,7 +206,7 @@ impl<'a> Launch<'a> {
             ports: testbed.topology.ports.iter().map(|port| port.name.as_str()).collect(),
             configuration: format!(
                 "[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n\
-                 [firewall]\nconnections = {connections}\n"
+                 [firewall]\nconnections = {connections}\n{web}"
             ),
             controllers: testbed.rules.is_some(),
             own_session: false,
