@@ -551,6 +551,7 @@ struct trace {
 #define CAPTURE_HEAD_BYTES	128	/* forwarding changes nothing after these */
 #define CAPTURE_FRAME_BYTES	9216
 #define CAPTURE_RING_BYTES	8388608
+#define SAMPLE_RING_BYTES	1048576
 #define CAPTURE_FILTER_ROOM	2048	/* instructions of a filter */
 #define CAPTURE_FILTER_MARK	1836213104
 #define CAPTURE_NO_PORT		0xffff
@@ -558,6 +559,7 @@ struct trace {
 enum capture_why {
 	CAPTURE_MATCHED = 1,	/* it belongs to the capture */
 	CAPTURE_SAMPLED = 2,	/* it is one of sample_every packets */
+	CAPTURE_UNSURE = 4,	/* it may belong to it as it leaves */
 };
 
 /* User space writes it before a program with `capture` is attached. */
@@ -579,12 +581,12 @@ struct capture_record {
 	__u64 out_data;
 	__u32 in_bytes;		/* of the whole frame, as it came in */
 	__u32 out_bytes;	/* as it left, or where the program stopped */
-	__u32 frame_bytes;	/* of `frame`; 0: only sampled */
-	__u32 ahead;		/* packets that came since the last sample, including this one */
+	__u32 frame_bytes;	/* of `frame`; 0 for samples */
+	__u32 ahead;		/* for samples: packets that came since the last one, including this one */
 	__u16 in_port;		/* port ids, or CAPTURE_NO_PORT */
 	__u16 out_port;
 	__u16 head_bytes;	/* of `head` */
-	__u8 why;		/* bits: enum capture_why */
+	__u8 _unused;
 	__u8 reason;		/* enum reason */
 	__u16 core;		/* to which it was handed, + 1 */
 	__u8 router;
@@ -607,6 +609,7 @@ struct capture_row {
 	__u64 interval;		/* between the last sample and the next one */
 	__u64 over_rate;	/* packets that were not captured, because of cost_ns */
 	__u64 no_room;		/* the ring was full */
+	__u64 samples_lost;	/* the ring of samples was full */
 	struct capture_cells cells;
 	struct capture_record record;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Captures and samples: copies packets into a ring, with the verdict and its reason. Only programs with `capture` have this
+ * Captures and samples: copies packets into rings, with the verdict and its reason. Only programs with `capture` have this
  * code. They are attached while packets are captured or sampled.
  *
  * Forwarding changes only the head of a packet. So the head is kept when a packet comes in, and one record at the end shows how it
@@ -65,11 +65,13 @@ __noinline int capture_begin(struct xdp_md *ctx, __u32 cpu)
 		return 0;
 	if (is_sampled(row, c->sample_every))
 		wanted = CAPTURE_SAMPLED;
-	if (c->capturing && capture_filter(ctx, &row->cells))
-		wanted |= CAPTURE_MATCHED;
-	row->record.head_bytes = 0;
+	if (c->capturing)
+		wanted |= capture_filter(ctx, &row->cells) ? CAPTURE_MATCHED : CAPTURE_UNSURE;
 	if (!wanted)
 		return 0;
+	row->record.head_bytes = 0;
+	if (wanted == CAPTURE_UNSURE)
+		return wanted;
 	row->record.in_data = (long)ctx->data;
 	row->record.in_bytes = bpf_xdp_get_buff_len(ctx);
 	row->record.head_bytes = load_most(ctx, row->record.head, row->record.in_bytes, CAPTURE_HEAD_BYTES);
@@ -118,12 +120,24 @@ static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *
 	return e->wanted & CAPTURE_MATCHED || (e->reason == REASON_NONE && !core && capture_filter(ctx, &row->cells));
 }
 
-/* Puts a packet into the ring. */
-static __always_inline void capture_put(struct xdp_md *ctx, struct capture_row *row, __u64 most)
+/* Puts a sample into its ring. */
+static __always_inline void sample_put(struct capture_row *row)
+{
+	struct capture_record *r = &row->record;
+
+	r->frame_bytes = 0;
+	if (bpf_ringbuf_output(&sample_ring, r, offsetof(struct capture_record, frame), BPF_RB_NO_WAKEUP))
+		row->samples_lost++;
+}
+
+/* Puts a packet into the ring of captures. */
+static __always_inline void capture_put(struct xdp_md *ctx, struct capture_row *row, __u64 most, __u8 wanted)
 {
 	struct capture_record *r = &row->record;
 	__u64 bytes = r->out_bytes < most ? r->out_bytes : most;
 
+	if (!(wanted & CAPTURE_MATCHED))
+		r->head_bytes = 0;	/* it is a sample, too, and matched only as it left */
 	bytes = r->frame_bytes = load_most(ctx, r->frame, bytes, CAPTURE_FRAME_BYTES);
 	if (bytes > CAPTURE_FRAME_BYTES)
 		return;	/* cannot happen */
@@ -158,13 +172,15 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	r->out_bytes = bpf_xdp_get_buff_len(ctx);
 	r->in_port = e.in_port;
 	r->out_port = e.out_port;
-	r->why = why;
 	r->reason = e.reason;
 	r->core = core;
 	r->router = e.router;
 	r->has_router = e.has_router;
 	r->cpu = cpu;
-	capture_put(ctx, row, why & CAPTURE_MATCHED ? c->most_bytes : 0);
+	if (why & CAPTURE_SAMPLED)
+		sample_put(row);
+	if (why & CAPTURE_MATCHED)
+		capture_put(ctx, row, c->most_bytes, e.wanted);
 	return 0;
 }
 
@@ -182,6 +198,6 @@ static __always_inline void capture_end(const struct packet *p, enum reason reas
 	__u64 word;
 
 	__builtin_memcpy(&word, &e, sizeof(word));
-	if (reason != REASON_NOT_A_PORT)
+	if (p->wanted && reason != REASON_NOT_A_PORT)
 		capture_verdict(p->ctx, p->cpu, word, p->core);
 }

@@ -114,6 +114,10 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, CAPTURE_RING_BYTES);
 } capture_ring SEC(".maps");
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, SAMPLE_RING_BYTES);
+} sample_ring SEC(".maps");	/* the same without `frame`, for another reader */
 
 /* Paths of the user plane (path_abi.h); used by millrace_paths, millrace_flow_paths and millrace_explain. */
 ARRAY(path_control, struct path_control, 1, BPF_F_MMAPABLE);

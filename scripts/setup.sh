@@ -17,7 +17,7 @@ demo="conntrack iproute2 procps ethtool nftables"
 run="iptables iputils-ping tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
 stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv
 python3-scapy python3-cryptography keepalived strongswan-charon strongswan-swanctl libcharon-extra-plugins
-libstrongswan-standard-plugins"
+libstrongswan-standard-plugins nfdump nfdump-sflow"
 # This library exists only for x86-64. Elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
 vm="qemu-system-x86 busybox-static cpio zstd xz-utils"

@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Rooms of `router`, from the top to the bottom. `fuzz` feeds parsers of all rooms.
-const ROOMS: [&str; 15] = [
+const ROOMS: [&str; 16] = [
     "fuzz",
     "cli",
     "daemon",
@@ -18,6 +18,7 @@ const ROOMS: [&str; 15] = [
     "firewall",
     "capture",
     "web",
+    "export",
     "api",
     "config",
     "plane",

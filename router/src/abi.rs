@@ -86,7 +86,6 @@ const _: () = {
     assert!(offset_of!(capture_record, in_port) == at::IN_PORT);
     assert!(offset_of!(capture_record, out_port) == at::OUT_PORT);
     assert!(offset_of!(capture_record, head_bytes) == at::HEAD_BYTES);
-    assert!(offset_of!(capture_record, why) == at::WHY);
     assert!(offset_of!(capture_record, reason) == at::REASON);
     assert!(offset_of!(capture_record, core) == at::CORE);
     assert!(offset_of!(capture_record, router) == at::ROUTER);
@@ -433,10 +432,9 @@ mod tests {
             ("LOCAL_NOTES", crate::plane::connections::LOCAL_NOTES as u32),
             ("LOCAL_CANDIDATES", crate::plane::connections::LOCAL_CANDIDATES as u32),
             ("CAPTURE_RING_BYTES", crate::plane::capture::RING_BYTES),
+            ("SAMPLE_RING_BYTES", crate::plane::capture::SAMPLE_RING_BYTES),
             ("CAPTURE_FILTER_ROOM", logic::capture::filter::ROOM as u32),
             ("CAPTURE_FILTER_MARK", crate::plane::capture::MARK as u32),
-            ("CAPTURE_MATCHED", logic::capture::record::MATCHED.into()),
-            ("CAPTURE_SAMPLED", logic::capture::record::SAMPLED.into()),
         ];
         for (name, number) in ours {
             assert_eq!(header.get(name), Some(&number), "{name}");

@@ -43,6 +43,7 @@ pub struct Config {
     pub openflow: OpenFlowSettings,
     pub metrics: MetricsSettings,
     pub web: WebSettings,
+    pub export: ExportSettings,
     pub workers: WorkersSettings,
     pub experimental: Experimental,
     /// As written in the file. [`Config::sas`] has the checked form.
@@ -83,6 +84,7 @@ impl Default for Config {
             openflow: OpenFlowSettings::default(),
             metrics: MetricsSettings::default(),
             web: WebSettings::default(),
+            export: ExportSettings::default(),
             workers: WorkersSettings::default(),
             experimental: Experimental::default(),
             crypto: None,
@@ -358,6 +360,7 @@ mod class;
 mod cores;
 mod elements;
 mod experimental;
+mod export;
 mod metrics;
 mod openflow;
 mod paths;
@@ -378,6 +381,7 @@ pub use cores::{
 };
 pub use elements::{Captures, ElementSettings, MirrorSettings};
 pub use experimental::{Experimental, IoRate, PollingMode, SharedResource};
+pub use export::{AgentAddress, Collector, ExportSettings, SampleEvery};
 pub use metrics::{ListenAddress, MetricsSettings};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
@@ -418,6 +422,7 @@ impl Config {
             &openflow::FORMS,
             &metrics::FORMS,
             &web::FORMS,
+            &export::FORMS,
             &paths::FORMS,
             &sas::FORMS,
             &workers::FORMS,

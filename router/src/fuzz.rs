@@ -25,6 +25,11 @@ use crate::{
     cli::frames,
     config::Config,
     cores::{irqs, threads},
+    export::{
+        flows::FlowCache,
+        sample::{Output, Sample},
+        sflow::Sflow,
+    },
     linux::{conntrack, hazards, netlink, nftables, xtables},
     user_plane::{
         calibrate::Calibration,
@@ -34,7 +39,7 @@ use crate::{
 use logic::{
     capture::{
         filter::{Classic, ROOM, compile},
-        record::Record,
+        record::{HEAD_BYTES, Record},
     },
     cpus,
     firewall::{
@@ -54,7 +59,7 @@ use logic::{
         wire::{self, Split},
     },
 };
-use std::{io::Cursor, path::Path};
+use std::{io::Cursor, net::Ipv4Addr, path::Path};
 
 /// A target panics if it handles an input wrongly.
 pub type Target = fn(&[u8]);
@@ -210,9 +215,23 @@ fn kept(bytes: &[u8]) {
     }
 }
 
-/// The headers of any frame.
+/// The headers of any frame, and the frame as a sample for collectors.
 fn frame(bytes: &[u8]) {
     assert_eq!(Headers::read(bytes).is_some(), bytes.len() >= 14);
+    let sample = Sample {
+        time_ns: 0,
+        input: 1,
+        output: Output::Unknown,
+        router: None,
+        ahead: 1,
+        bytes: bytes.len() as u32,
+        head: &bytes[..bytes.len().min(HEAD_BYTES)],
+    };
+    let (mut flows, mut sflow) = (FlowCache::default(), Sflow::new(Ipv4Addr::LOCALHOST.into(), 1));
+    flows.add(&sample);
+    assert_eq!(flows.take().len() as u64 + flows.not_ip, 1);
+    sflow.add(&sample);
+    assert!(sflow.take().iter().all(|datagram| datagram.len() % 4 == 0));
 }
 
 /// A file of /proc or /sys about cores, threads and interrupts, or the name of one.

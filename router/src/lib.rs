@@ -12,6 +12,7 @@
 //! | [`firewall`] | makes connections fast that firewall rules accept |
 //! | [`capture`] | hands packets of the kernel plane to clients, as a pcapng file |
 //! | [`web`] | the files of the web page, and the check of who asks for them |
+//! | [`export`] | sends samples of the kernel plane's packets to collectors: sFlow, IPFIX |
 //! | [`api`] | the requests and answers of the API |
 //! | [`config`] | reads and checks the configuration |
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
@@ -27,6 +28,7 @@ pub mod cli;
 pub mod config;
 pub mod cores;
 pub mod daemon;
+pub mod export;
 pub mod firewall;
 #[doc(hidden)]
 pub mod fuzz;

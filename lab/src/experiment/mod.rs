@@ -22,6 +22,7 @@ mod route_latency;
 mod scale;
 mod tables;
 mod traffic;
+mod watched;
 
 use std::{collections::HashSet, path::PathBuf};
 
@@ -80,6 +81,8 @@ pub enum Experiment {
     Load(load::LoadOptions),
     /// CPU time, wake-ups and memory of a daemon that has nothing to do
     Idle(idle::IdleOptions),
+    /// Loss while scrapers, readers of the status, captures and route changes ask the daemon, beside the same load without
+    Watched(watched::WatchedOptions),
     /// Queues on cores: how soon a second core helps, what is lost or reordered meanwhile, and the cost of a packet by
     /// load
     Cores(cores::CoresOptions),
@@ -110,6 +113,7 @@ impl Experiment {
             Self::Apps(options) => apps::run(&options, &output),
             Self::Load(options) => load::run(&options, &output),
             Self::Idle(options) => idle::run(&options, &output),
+            Self::Watched(options) => watched::run(&options, &output),
             Self::Cores(options) => cores::run(&options, &output),
         };
         if let (Err(_), Some(path)) = (&ran, &output.path)
@@ -139,6 +143,7 @@ impl Experiment {
             Self::Apps(options) => &options.json,
             Self::Load(options) => &options.json,
             Self::Idle(options) => &options.json,
+            Self::Watched(options) => &options.json,
             Self::Cores(options) => &options.json,
         };
         json.as_ref()
@@ -179,6 +184,7 @@ impl Experiment {
             | Self::Idle(_)
             | Self::Firewall(_)
             | Self::FlowChanges(_)
+            | Self::Watched(_)
             | Self::Cores(_) => &[],
         }
     }

@@ -95,7 +95,7 @@ impl Millrace {
         command::run(&mut self.control(&["status"]))
     }
 
-    pub(super) fn control(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn control(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).args(["--instance", &self.instance]);
         command
@@ -194,7 +194,7 @@ impl Drop for Millrace {
 impl<'a> Launch<'a> {
     /// On all ports. The configuration sets the number of rules, the policy for queues, and whether shares are
     /// enforced.
-    pub(super) fn of(testbed: &'a Testbed) -> Self {
+    pub(crate) fn of(testbed: &'a Testbed) -> Self {
         let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
         let web = testbed
             .web

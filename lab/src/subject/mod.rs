@@ -10,6 +10,7 @@ mod linux_bridge_veth;
 mod linux_macvlan;
 mod millrace;
 mod millrace_capture;
+mod millrace_export;
 mod millrace_macvlan;
 mod millrace_paths;
 mod ovs;
@@ -44,7 +45,7 @@ pub use millrace::Millrace;
 pub(crate) use pass::Pass;
 
 /// Names of all subjects, in the order of reports.
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 19] = [
     "linux",
     "linux-macvlan",
     "linux-bridge-veth",
@@ -63,6 +64,7 @@ pub const NAMES: [&str; 18] = [
     "millrace-paths",
     "millrace-filter",
     "millrace-capture",
+    "millrace-export",
 ];
 
 /// Subjects that run wherever the lab does, on every workload of the host: the default.
@@ -192,6 +194,7 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
         "millrace-macvlan" => Box::new(millrace_macvlan::MillraceMacvlan::start(testbed)?),
         "millrace-filter" => Box::new(MillraceCapture::start(testbed, Wanted::None)?),
         "millrace-capture" => Box::new(MillraceCapture::start(testbed, Wanted::All)?),
+        "millrace-export" => Box::new(millrace_export::MillraceExport::start(testbed)?),
         "millrace-paths" => Box::new(millrace_paths::MillracePaths::start(testbed)?),
         _ => bail!("no subject is called {name}; there are: {}", NAMES.join(", ")),
     };

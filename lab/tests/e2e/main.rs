@@ -11,6 +11,7 @@
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `capture.rs` | captures of packets |
+//! | `export.rs` | samples for collectors |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `metrics.rs` | the page of metrics, and counters of devices |
 //! | `web.rs` | the web page, by plain HTTP |
@@ -28,6 +29,7 @@ mod conntrack;
 mod daemon;
 mod ecmp;
 mod esp;
+mod export;
 mod firewall;
 mod flows;
 mod frr;

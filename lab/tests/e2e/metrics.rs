@@ -70,6 +70,8 @@ fn rich(bed: &Bed, directory: &Path) -> String {
 ports = ["p1", "p2"]
 [metrics]
 listen = "127.0.0.1:9111"
+[export]
+sflow = ["127.0.0.1:6343"]
 [openflow]
 controllers = ["ptcp:0:127.0.0.1"]
 [workers]

@@ -35,8 +35,12 @@ impl File {
         fs::write(&self.0, text).unwrap();
     }
 
+    pub fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
     pub fn start(&self, bed: &Bed) -> Daemon {
-        Daemon::start(&bed.the_box, &bed.name, &["--config", self.0.to_str().unwrap()])
+        Daemon::start(&bed.the_box, &bed.name, &["--config", self.path()])
     }
 }
 

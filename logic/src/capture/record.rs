@@ -10,10 +10,6 @@ pub const HEAD_BYTES: usize = 128;
 /// The most bytes of a frame that are captured (`CAPTURE_FRAME_BYTES`).
 pub const MOST_FRAME_BYTES: usize = 9216;
 
-/// `enum capture_why`.
-pub const MATCHED: u8 = 1;
-pub const SAMPLED: u8 = 2;
-
 /// Offsets in `struct capture_record`.
 pub mod at {
     pub const TIME: usize = 0;
@@ -26,7 +22,6 @@ pub mod at {
     pub const IN_PORT: usize = 40;
     pub const OUT_PORT: usize = 42;
     pub const HEAD_BYTES: usize = 44;
-    pub const WHY: usize = 46;
     pub const REASON: usize = 47;
     pub const CORE: usize = 48;
     pub const ROUTER: usize = 50;
@@ -56,10 +51,8 @@ pub struct Record<'a> {
     /// `None`: the packet was not for a router, or the program did not get as far as finding one.
     pub router: Option<RouterId>,
     pub fate: Fate,
-    /// It belongs to the capture.
-    pub is_captured: bool,
-    /// It is a sample, which stands for this many packets.
-    pub sample_of: Option<u32>,
+    /// For samples: the packets that came on its core since the last one, including this one.
+    pub ahead: u32,
     /// Length of the frame as it came in, and the first bytes of it. No bytes: it matched only as it left.
     pub in_bytes: u32,
     pub head: &'a [u8],
@@ -78,7 +71,6 @@ impl<'a> Record<'a> {
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let byte = |at: usize| bytes.get(at).copied();
         let port = |at: usize| Some(u16_at(at)?.try_into().ok());
-        let why = byte(at::WHY)?;
         let reason = byte(at::REASON)?;
         let fate = match (u16_at(at::CORE)?, reason) {
             (0, u8::MAX) => Fate::Forwarded(port(at::OUT_PORT)?),
@@ -92,8 +84,7 @@ impl<'a> Record<'a> {
             in_port: port(at::IN_PORT)??,
             router: (byte(at::HAS_ROUTER)? != 0).then_some(byte(at::ROUTER)?),
             fate,
-            is_captured: why & MATCHED != 0,
-            sample_of: (why & SAMPLED != 0).then_some(u32_at(at::AHEAD)?),
+            ahead: u32_at(at::AHEAD)?,
             in_bytes: u32_at(at::IN_BYTES)?,
             head: bytes.get(at::HEAD..at::HEAD + HEAD_BYTES)?.get(..head)?,
             out_bytes: u32_at(at::OUT_BYTES)?,
@@ -125,7 +116,7 @@ mod tests {
 
     fn record(fill: impl FnOnce(&mut [u8])) -> Vec<u8> {
         let mut bytes = vec![0; at::FRAME];
-        (bytes[at::REASON], bytes[at::WHY]) = (u8::MAX, 1);
+        bytes[at::REASON] = u8::MAX;
         bytes[at::OUT_PORT..at::OUT_PORT + 2].copy_from_slice(&[0xff; 2]);
         fill(&mut bytes);
         bytes
@@ -143,11 +134,14 @@ mod tests {
         });
         let read = Record::read(&bytes).unwrap();
         assert_eq!((read.in_port, read.router, read.fate), (3, Some(5), Fate::Forwarded(Some(7))));
-        assert!(read.is_captured && read.sample_of.is_none() && read.as_it_came_in().is_none());
-        let bytes = record(|bytes| (bytes[at::REASON], bytes[at::WHY]) = (Reason::TtlExceeded as u8, 2));
+        assert_eq!(read.as_it_came_in(), None);
+        let bytes = record(|bytes| {
+            bytes[at::REASON] = Reason::TtlExceeded as u8;
+            put(bytes, at::AHEAD, 70_000);
+        });
         let read = Record::read(&bytes).unwrap();
         assert_eq!((read.fate, read.router), (Fate::Other(Reason::TtlExceeded), None));
-        assert!(!read.is_captured && read.sample_of == Some(0));
+        assert_eq!(read.ahead, 70_000);
         let bytes = record(|bytes| bytes[at::CORE] = 4);
         assert_eq!(Record::read(&bytes).unwrap().fate, Fate::HandedTo(3));
         let bytes = record(|bytes| bytes[at::REASON] = 200);

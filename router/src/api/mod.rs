@@ -5,6 +5,7 @@
 //! | `status.rs` | status, ports, routers, interfaces, routes, verify, explain |
 //! | `capture.rs` | captures of packets |
 //! | `cores.rs` | cores, queues, workloads, events |
+//! | `export.rs` | exports of sampled packets |
 //! | `flows.rs` | flow rules |
 //! | `routes.rs` | lists of routes and neighbours |
 //! | `sas.rs` | security associations |
@@ -12,6 +13,7 @@
 
 pub mod capture;
 pub mod cores;
+pub mod export;
 pub mod flows;
 pub mod routes;
 pub mod sas;

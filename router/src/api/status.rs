@@ -5,6 +5,8 @@
 
 use crate::{
     api::{
+        capture::CaptureReport,
+        export::ExportReport,
         flows::{FlowsStatus, RulesReport},
         workers::{PathStand, WorkersReport},
     },
@@ -66,6 +68,12 @@ pub struct Status {
     /// The workers of the paths; the counters of each path are in `run` of its report.
     #[serde(default)]
     pub workers: WorkersReport,
+    /// The running capture, or the last one.
+    #[serde(default)]
+    pub capture: CaptureReport,
+    /// Samples for collectors; null: no collector is configured.
+    #[serde(default)]
+    pub export: Option<ExportReport>,
 }
 
 /// A condition, for as long as it holds.
@@ -73,7 +81,7 @@ pub struct Status {
 pub struct ConditionReport {
     /// `linux`: a part of Linux cannot be read; `tables`: they are full; `counters`: something is not counted; `policy`:
     /// policy changes are seen late; `port`, `router`: it is left to the kernel; `path`: workers and paths; `core`: queues
-    /// and cores; `configuration`; `privileges`.
+    /// and cores; `configuration`; `export`: collectors; `privileges`.
     pub kind: String,
     /// The thing that it is about, such as `port eth1`; empty if the text names it.
     pub subject: String,

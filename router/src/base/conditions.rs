@@ -39,6 +39,8 @@ pub enum ConditionKind {
     Core,
     /// The configuration names something that is not there.
     Configuration,
+    /// Samples do not get to collectors.
+    Export,
     /// A thread may do more than it needs.
     Privileges,
 }
@@ -57,6 +59,7 @@ impl ConditionKind {
             Self::Path => "path",
             Self::Core => "core",
             Self::Configuration => "configuration",
+            Self::Export => "export",
             Self::Privileges => "privileges",
         }
     }

@@ -61,7 +61,7 @@ impl Reading {
         if record.time_ns >= self.until_ns {
             return false;
         }
-        if !record.is_captured || record.time_ns < self.since_ns {
+        if record.time_ns < self.since_ns {
             return true;
         }
         if self.is_full() {
@@ -125,8 +125,7 @@ mod tests {
             in_port: 0,
             router: None,
             fate: Fate::Forwarded(Some(1)),
-            is_captured: true,
-            sample_of: None,
+            ahead: 0,
             in_bytes: frame.len() as u32,
             head: &frame[..frame.len().min(128)],
             out_bytes: frame.len() as u32,

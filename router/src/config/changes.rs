@@ -1,8 +1,8 @@
 //! The keys that differ between two configurations.
 
 use super::{
-    ApiSettings, Config, CoresSettings, Established, Experimental, FirewallSettings, Flows, Limits,
-    MetricsSettings, OpenFlowSettings, Policing, SharesSettings, WebSettings, WorkersSettings,
+    ApiSettings, Config, CoresSettings, Established, Experimental, ExportSettings, FirewallSettings, Flows,
+    Limits, MetricsSettings, OpenFlowSettings, Policing, SharesSettings, WebSettings, WorkersSettings,
 };
 
 /// Keys with other values, named as in the file (`cores.high`).
@@ -59,6 +59,7 @@ impl Config {
             openflow,
             metrics,
             web,
+            export,
             workers,
             experimental,
             sas,
@@ -134,6 +135,13 @@ impl Config {
         compare!(changes, WebSettings, "web", web, new.web,
             listen: true,
             explain: true,
+        );
+        compare!(changes, ExportSettings, "export", export, new.export,
+            every: true,
+            sflow: true,
+            ipfix: true,
+            agent: true,
+            counters: true,
         );
         compare!(changes, WorkersSettings, "workers", workers, new.workers,
             cores: !has_workers,

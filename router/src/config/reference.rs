@@ -142,7 +142,7 @@ fn the_page_has_all_keys_with_their_values_and_defaults() {
 }
 
 /// Values of keys for which the page has no example.
-const MORE: [(&str, &str); 20] = [
+const MORE: [(&str, &str); 23] = [
     ("api.readers", "\"monitoring\""),
     ("ports", "[\"a\"]"),
     ("routers", "[\"a\"]"),
@@ -161,6 +161,9 @@ const MORE: [(&str, &str); 20] = [
     ("openflow.proxy_ports", "[\"a\"]"),
     ("metrics.listen", "\"[::1]:9111\""),
     ("web.listen", "\"[::1]:9112\""),
+    ("export.sflow", "[\"192.0.2.7:6343\"]"),
+    ("export.ipfix", "[\"[2001:db8::7]:4739\"]"),
+    ("export.agent", "\"192.0.2.1\""),
     ("workers.cores", "\"1\""),
     ("workers.calibration", "\"/a\""),
 ];

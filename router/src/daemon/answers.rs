@@ -140,6 +140,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             routers,
             paths: self.path_reports(),
             workers: self.workers_report(),
+            capture: self.captures.report(),
+            export: self.exporter.as_ref().map(|exporter| exporter.report()),
         }
     }
 

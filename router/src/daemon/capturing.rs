@@ -1,12 +1,14 @@
-//! Begins and ends captures: the program with the capture on the ports.
+//! Begins and ends captures and exports: the program that captures and samples on the ports.
 
 use super::{
     Control,
     seam::{FastPath, Kernel, Observe},
+    world::PortState,
 };
 use crate::{
-    api::{ApiError, capture::CaptureRequest},
+    api::{ApiError, capture::CaptureRequest, export::CollectorReport},
     capture::{Captures, Names, Started},
+    export::{Devices, Exporter},
     plane::capture::Wanted,
 };
 use logic::{
@@ -36,6 +38,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.capturing = true;
         let attached = self.generation.plane.set_capture(Some(&maps)).and_then(|()| self.swap());
         if let Err(error) = attached {
+            maps.forget_filter();
             self.end_capture();
             let why = format!("the kernel does not load the program with this capture: {error:#}");
             // Only filters come from outside.
@@ -87,14 +90,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Ends a capture whose claim was dropped.
     pub(super) fn follow_capture(&mut self) {
-        if !self.captures.is_claimed() {
-            self.leave_capture();
+        if self.capturing && !self.captures.is_claimed() {
+            self.end_capture();
         }
     }
 
-    /// Ends the capture, if there is one.
+    /// Ends the capture and exports, if there are any.
     pub(super) fn leave_capture(&mut self) {
-        if self.capturing {
+        let exports = self.exporter.take().is_some();
+        if self.capturing || exports {
             self.end_capture();
         }
     }
@@ -104,21 +108,96 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if let Some(maps) = self.captures.made() {
             maps.want(None);
         }
-        // Without a filter, this only chooses the other program.
-        let attached = self.generation.plane.set_capture(None).and_then(|()| self.swap());
+        self.choose_program();
+    }
+
+    /// Chooses the program without captures, unless packets are captured or sampled.
+    fn choose_program(&mut self) {
+        let maps = self.captures.made().filter(|_| self.capturing || self.exporter.is_some());
+        let attached = self.generation.plane.set_capture(maps).and_then(|()| self.swap());
         if let Err(error) = attached {
-            tracing::warn!("the program with the capture stays attached, and captures nothing: {error:#}");
+            tracing::warn!(
+                "the program that captures and samples stays attached, and does neither: {error:#}"
+            );
         }
     }
 
-    /// Loads the program with the capture that runs, before a program is attached. If it cannot be loaded, the capture ends.
+    /// Follows `[export]`. What cannot be exported is a condition: forwarding does not depend on it.
+    pub(super) fn follow_export(&mut self) {
+        // Two threads must not read one ring.
+        self.exporter = None;
+        self.export_fails = None;
+        if let Some(maps) = self.captures.made() {
+            maps.sample(0);
+        }
+        if self.config.export.is_on()
+            && let Err(error) = self.start_export()
+        {
+            self.exporter = None;
+            self.export_fails = Some(format!("no samples are exported: {error:#}"));
+        }
+        if self.captures.made().is_some() {
+            self.choose_program();
+        }
+    }
+
+    fn start_export(&mut self) -> anyhow::Result<()> {
+        let kernel = &mut self.kernel;
+        let maps = self.captures.maps(|| kernel.capture_maps())?.clone();
+        self.generation.plane.set_capture(Some(&maps))?;
+        maps.sample(self.config.export.every.0);
+        self.export_devices = self.devices_of_ports();
+        self.exporter = Some(Exporter::start(&self.config.export, maps, self.export_devices.clone())?);
+        Ok(())
+    }
+
+    fn devices_of_ports(&self) -> Devices {
+        let device =
+            |(id, port): (&u8, &PortState)| Some((*id, (port.device.as_ref()?.ifindex, port.name.clone())));
+        self.world.ports.iter().filter_map(device).collect()
+    }
+
+    /// Gives the exporter the devices of ports, if they have changed.
+    pub(super) fn follow_export_devices(&mut self) {
+        let Some(exporter) = &self.exporter else { return };
+        let devices = self.devices_of_ports();
+        if devices != self.export_devices {
+            exporter.set_devices(devices.clone());
+            self.export_devices = devices;
+        }
+    }
+
+    /// What does not work of exports.
+    pub(super) fn export_conditions(&self) -> Vec<String> {
+        let report = self.exporter.as_ref().map(Exporter::report).unwrap_or_default();
+        let of = |to: &CollectorReport| {
+            let error = to.error.as_ref()?;
+            Some(format!(
+                "{} collector {} does not get all datagrams: {error}",
+                to.protocol.name(),
+                to.address
+            ))
+        };
+        self.export_fails.iter().cloned().chain(report.collectors.iter().filter_map(of)).collect()
+    }
+
+    /// Loads the program that captures and samples, if it is wanted, before a program is attached. If it cannot be loaded, captures
+    /// and exports end.
     pub(super) fn load_capture(&mut self) {
-        let Some(maps) = self.captures.made().filter(|_| self.capturing) else { return };
+        let Some(maps) = self.captures.made().filter(|_| self.capturing || self.exporter.is_some()) else {
+            return;
+        };
         if let Err(error) = self.generation.plane.set_capture(Some(maps)) {
-            self.capturing = false;
             maps.want(None);
-            self.captures.end();
-            tracing::warn!("the capture ends, because its program cannot be loaded: {error:#}");
+            maps.sample(0);
+            let why = format!("its program cannot be loaded: {error:#}");
+            if std::mem::take(&mut self.capturing) {
+                self.captures.end();
+                tracing::warn!("the capture ends, because {why}");
+            }
+            if self.exporter.take().is_some() {
+                self.export_fails = Some(format!("no samples are exported any more: {why}"));
+            }
         }
     }
 

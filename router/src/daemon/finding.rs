@@ -13,8 +13,8 @@ use crate::{
         conditions::{
             Condition,
             ConditionKind::{
-                self, Configuration, Counters, Interface, Linux, Path, Policy, Port, Privileges, Router,
-                Tables,
+                self, Configuration, Counters, Export, Interface, Linux, Path, Policy, Port, Privileges,
+                Router, Tables,
             },
             Conditions,
         },
@@ -82,6 +82,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let late = |what| format!("policy changes are seen late: {what}");
         of(Policy, self.windows.unseen().into_iter().map(late).collect());
         of(Configuration, self.unknown_weights().collect());
+        of(Export, self.export_conditions());
         of(Privileges, privileges::condition().into_iter().collect());
     }
 

@@ -311,6 +311,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             verifying: None,
             captures: Captures::default(),
             capturing: false,
+            exporter: None,
+            export_devices: Default::default(),
+            export_fails: None,
         };
         if let Some(paths) = &mut control.paths {
             paths.follow(&[], &control.config.paths);

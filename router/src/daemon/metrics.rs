@@ -59,6 +59,7 @@ fn page(observed: &Observed, beside: &Beside) -> Page {
     kernel::add_routers(&mut page, &status.routers);
     kernel::add_interfaces(&mut page, &observed.interfaces, observed.interfaces_left_out);
     cores::add_cores(&mut page, &beside.cores);
+    kernel::add_copies(&mut page, status);
     rules::add_flows(&mut page, &status.flows);
     rules::add_controllers(&mut page, &beside.controllers.controllers);
     rules::add_sas(&mut page, &beside.sas.sas);

@@ -7,7 +7,7 @@
 //! | `connections.rs` | connections that bypass rules; reports about them |
 //! | `rules.rs` | flow rules put in charge; the switch thread, and what it last had |
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
-//! | `capturing.rs` | captures: their program on the ports |
+//! | `capturing.rs` | captures and exports: their program on the ports |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `routes.rs` | lists of routes and neighbours |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
@@ -73,6 +73,7 @@ use crate::{
     base::instance::Instance,
     capture::Captures,
     config::{Config, PathNumbers},
+    export::{Devices, Exporter},
 };
 use anyhow::Result;
 use api::{Query, Request};
@@ -119,6 +120,12 @@ pub struct Control<K: Kernel, O> {
     captures: Captures,
     /// The program with a capture is attached, or is to be.
     capturing: bool,
+    /// `None`: no samples are exported.
+    exporter: Option<Exporter>,
+    /// The devices that the exporter has been told.
+    export_devices: Devices,
+    /// Why no samples are exported, although they should be.
+    export_fails: Option<String>,
 }
 
 /// How the loop ended.
@@ -208,6 +215,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.remember(now);
         self.follow_verify(now);
         self.follow_capture();
+        self.follow_export_devices();
         self.follow_fast_path(now);
         self.follow_conditions(now);
         Ok(())

@@ -150,6 +150,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             // What rules do without a daemon depends on these keys.
             self.generation.plane.set_rules(self.flows.rules.as_ref())?;
         }
+        if changes.touch(&["export."]) {
+            self.follow_export();
+        }
         self.want_paths();
         self.settle_paths(CHANGED_CHAINS);
         // Rules that did not exist before are in charge before the answer.

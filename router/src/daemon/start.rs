@@ -146,7 +146,8 @@ fn run_alone<O: Observe>(
     if started.is_err() {
         finish(&sas);
     }
-    let control = started?.with_captures(captures);
+    let mut control = started?.with_captures(captures);
+    control.follow_export();
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);
     systemd::notify("READY=1");

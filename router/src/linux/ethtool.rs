@@ -27,6 +27,7 @@ use std::{
 };
 
 const SIOCETHTOOL: u64 = 0x8946;
+const ETHTOOL_GSET: u32 = 0x01;
 const ETHTOOL_GDRVINFO: u32 = 0x03;
 const ETHTOOL_GCOALESCE: u32 = 0x0e;
 const ETHTOOL_SCOALESCE: u32 = 0x0f;
@@ -154,13 +155,30 @@ impl Ethtool {
     /// Is the device up, with a carrier (IFF_RUNNING; otherwise `ip link` prints NO-CARRIER)? The kernel reports a
     /// change a moment late.
     pub fn is_running(&self, device: &str) -> io::Result<bool> {
+        Ok(self.flags(device)? & libc::IFF_RUNNING != 0)
+    }
+
+    /// The flags of a device (IFF_UP and others; netdevice(7)).
+    pub fn flags(&self, device: &str) -> io::Result<i32> {
         let mut request = request(device)?;
         // SAFETY: the request lives across the call.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) } {
             // SAFETY: the call has filled this member, and every bit pattern of it is a number.
-            0 => Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }) & libc::IFF_RUNNING != 0),
+            0 => Ok(unsafe { request.ifr_ifru.ifru_flags }.into()),
             _ => Err(io::Error::last_os_error()),
         }
+    }
+
+    /// The speed in bits per second, and whether both directions have it at once. `None`: not known, as without a carrier.
+    pub fn speed(&self, device: &str) -> io::Result<Option<(u64, bool)>> {
+        // struct ethtool_cmd: the speed in Mbit/s has a low half behind three words, and a high half behind seven.
+        let mut words = [ETHTOOL_GSET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        self.call(device, &mut words)?;
+        let [low, high] = [words[3], words[7]].map(u32::to_ne_bytes);
+        let half = |bytes: [u8; 4]| u32::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
+        let mbps = half(high) << 16 | half(low);
+        let is_known = mbps != u32::MAX && mbps != u32::from(u16::MAX);
+        Ok(is_known.then(|| (u64::from(mbps) * 1_000_000, low[2] == 1)))
     }
 
     /// The delay of interrupts. `Ok(None)`: the driver does not report it.

@@ -36,6 +36,8 @@ use std::{
 
 /// `CAPTURE_RING_BYTES`
 pub(crate) const RING_BYTES: u32 = 8 << 20;
+/// `SAMPLE_RING_BYTES`
+pub(crate) const SAMPLE_RING_BYTES: u32 = 1 << 20;
 /// `CAPTURE_FILTER_MARK`
 pub(crate) const MARK: i32 = 1_836_213_104;
 /// The instruction `goto +0`.
@@ -81,6 +83,7 @@ pub struct CaptureMaps {
     counts: Words64,
     cpus: usize,
     ring: MapHandle,
+    samples: MapHandle,
     /// The instructions of the filter.
     filter: Mutex<Vec<u64>>,
 }
@@ -98,7 +101,8 @@ impl CaptureMaps {
         let (control, words) = mapped("capture_control", size_of::<types::capture_control>(), 1)?;
         let (rows, counts) = mapped("capture_rows", size_of::<types::capture_row>(), cpus)?;
         let ring = make(MapType::RingBuf, "capture_ring", (0, 0), RING_BYTES, 0)?;
-        Ok(CaptureMaps { control, words, rows, counts, cpus, ring, filter: Mutex::default() })
+        let samples = make(MapType::RingBuf, "sample_ring", (0, 0), SAMPLE_RING_BYTES, 0)?;
+        Ok(CaptureMaps { control, words, rows, counts, cpus, ring, samples, filter: Mutex::default() })
     }
 
     /// Ends the capture, and sets which packets the next one takes. It begins with [`CaptureMaps::begin`], when
@@ -142,37 +146,52 @@ impl CaptureMaps {
         self.words.store(offset_of!(types::capture_control, sample_every) / 8, every.into());
     }
 
-    /// Packets that were not put into the ring since it was made.
+    /// All packets match, until [`CaptureMaps::want`] sets another filter.
+    pub fn forget_filter(&self) {
+        locked(&self.filter).clear();
+    }
+
+    /// Packets that were not put into the ring of captures since it was made.
     pub fn missing(&self) -> Missing {
-        let sum = |offset: usize| {
-            let words = size_of::<types::capture_row>() / 8;
-            (0..self.cpus).map(|cpu| self.counts.load(cpu * words + offset / 8)).sum()
-        };
         Missing {
-            over_rate: sum(offset_of!(types::capture_row, over_rate)),
-            no_room: sum(offset_of!(types::capture_row, no_room)),
+            over_rate: self.sum(offset_of!(types::capture_row, over_rate)),
+            no_room: self.sum(offset_of!(types::capture_row, no_room)),
         }
     }
 
-    /// Calls `run` with a function that hands each packet since its last call to `each`. `each` returns false to end the call:
-    /// packets may come as fast as they are read. There is one reader at a time.
+    /// Samples that were not put into their ring since it was made.
+    pub fn samples_lost(&self) -> u64 {
+        self.sum(offset_of!(types::capture_row, samples_lost))
+    }
+
+    fn sum(&self, offset: usize) -> u64 {
+        let words = size_of::<types::capture_row>() / 8;
+        (0..self.cpus).map(|cpu| self.counts.load(cpu * words + offset / 8)).sum()
+    }
+
+    /// Calls `run` with a function that hands each captured packet since its last call to `each`. `each` returns false to end the
+    /// call: packets may come as fast as they are read. There is one reader at a time.
     ///
     /// # Errors
     /// The ring cannot be mapped, or an error of `run`.
     pub fn follow<T>(
         &self,
-        mut each: impl FnMut(&Record<'_>) -> bool,
+        each: impl FnMut(&Record<'_>) -> bool,
         run: impl FnOnce(&mut dyn FnMut()) -> Result<T>,
     ) -> Result<T> {
-        let mut ring = RingBufferBuilder::new();
-        ring.add(&self.ring, |bytes| {
-            // libbpf stops behind a packet for which this is below 0.
-            if Record::read(bytes).is_none_or(|record| each(&record)) { 0 } else { -1 }
-        })?;
-        let ring = ring.build().context("reading captured packets")?;
-        run(&mut || {
-            ring.consume_raw();
-        })
+        follow(&self.ring, each, run)
+    }
+
+    /// As [`CaptureMaps::follow`], with samples.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn follow_samples<T>(
+        &self,
+        each: impl FnMut(&Record<'_>) -> bool,
+        run: impl FnOnce(&mut dyn FnMut()) -> Result<T>,
+    ) -> Result<T> {
+        follow(&self.samples, each, run)
     }
 
     fn share(&self, open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
@@ -180,6 +199,7 @@ impl CaptureMaps {
             (&mut open.maps.capture_control, &self.control),
             (&mut open.maps.capture_rows, &self.rows),
             (&mut open.maps.capture_ring, &self.ring),
+            (&mut open.maps.sample_ring, &self.samples),
         ] {
             map.reuse_fd(ours.as_fd()).context("sharing a map of captures")?;
         }
@@ -187,9 +207,30 @@ impl CaptureMaps {
     }
 }
 
+fn follow<T>(
+    ring: &MapHandle,
+    mut each: impl FnMut(&Record<'_>) -> bool,
+    run: impl FnOnce(&mut dyn FnMut()) -> Result<T>,
+) -> Result<T> {
+    let mut reader = RingBufferBuilder::new();
+    reader.add(ring, |bytes| {
+        // libbpf stops behind a packet for which this is below 0.
+        if Record::read(bytes).is_none_or(|record| each(&record)) { 0 } else { -1 }
+    })?;
+    let reader = reader.build().context("reading captured packets")?;
+    run(&mut || {
+        reader.consume_raw();
+    })
+}
+
 /// Loads without captures have no such maps.
 pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
-    for map in [&mut open.maps.capture_control, &mut open.maps.capture_rows, &mut open.maps.capture_ring] {
+    for map in [
+        &mut open.maps.capture_control,
+        &mut open.maps.capture_rows,
+        &mut open.maps.capture_ring,
+        &mut open.maps.sample_ring,
+    ] {
         map.set_autocreate(false).context("leaving out a map of captures")?;
     }
     Ok(())

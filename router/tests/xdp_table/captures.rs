@@ -8,7 +8,7 @@ use super::{
 use logic::{
     capture::{
         filter::{self, Classic},
-        record::Fate,
+        record::{Fate, Record},
     },
     flow::kernel::Seed,
     reason::Reason,
@@ -28,7 +28,22 @@ struct Seen {
     came: Option<String>,
     left: String,
     left_bytes: u32,
-    sample_of: Option<u32>,
+    /// Of a sample; 0 for captured packets.
+    ahead: u32,
+}
+
+impl Seen {
+    fn of(record: &Record<'_>) -> Seen {
+        Seen {
+            from: record.in_port,
+            router: record.router,
+            fate: record.fate,
+            came: record.as_it_came_in().map(|frame| hex(&frame)),
+            left: hex(record.frame),
+            left_bytes: record.out_bytes,
+            ahead: record.ahead,
+        }
+    }
 }
 
 fn everything() -> Wanted {
@@ -62,27 +77,32 @@ impl Capturing {
         (outcome, self.read())
     }
 
+    /// Captured packets.
     fn read(&self) -> Vec<Seen> {
         let seen = RefCell::<Vec<Seen>>::default();
-        let each = |record: &logic::capture::record::Record<'_>| {
-            let record = Seen {
-                from: record.in_port,
-                router: record.router,
-                fate: record.fate,
-                came: record.as_it_came_in().map(|frame| hex(&frame)),
-                left: hex(record.frame),
-                left_bytes: record.out_bytes,
-                sample_of: record.sample_of,
-            };
-            seen.borrow_mut().push(record);
+        let each = |record: &Record<'_>| {
+            seen.borrow_mut().push(Seen { ahead: 0, ..Seen::of(record) });
             true
         };
-        let maps: &CaptureMaps = &self.maps;
-        maps.follow(each, |read| {
+        let once = |read: &mut dyn FnMut()| {
             read();
             Ok(())
-        })
-        .unwrap();
+        };
+        self.maps.follow(each, once).unwrap();
+        seen.into_inner()
+    }
+
+    fn samples(&self) -> Vec<Seen> {
+        let seen = RefCell::<Vec<Seen>>::default();
+        let each = |record: &Record<'_>| {
+            seen.borrow_mut().push(Seen::of(record));
+            true
+        };
+        let once = |read: &mut dyn FnMut()| {
+            read();
+            Ok(())
+        };
+        self.maps.follow_samples(each, once).unwrap();
         seen.into_inner()
     }
 
@@ -100,7 +120,7 @@ fn forwarded(frame: &[u8], to: u8, left: &[u8]) -> Vec<Seen> {
         came: Some(hex(frame)),
         left: hex(left),
         left_bytes: left.len() as u32,
-        sample_of: None,
+        ahead: 0,
     }]
 }
 
@@ -291,14 +311,55 @@ fn samples_are_taken_at_their_rate() {
         let frame = udp("10.0.2.9").bytes();
         let ifindex = c.w.port[0];
         (0..16_000).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
-        let seen = c.read();
+        let seen = c.samples();
         // The distances are equally distributed on 1 to 31: 1,000 samples have a standard deviation of 18.
         assert!((850..1150).contains(&seen.len()), "{}", seen.len());
-        let of: u32 = seen.iter().map(|seen| seen.sample_of.unwrap()).sum();
+        let of: u32 = seen.iter().map(|seen| seen.ahead).sum();
         assert!((15_900..=16_000).contains(&of), "{of}");
         let sample = &seen[0];
         assert_eq!((sample.came.clone(), sample.left.as_str()), (Some(hex(&frame)), ""));
         assert_eq!(sample.fate, Fate::Forwarded(Some(1)));
+        assert_eq!((c.read(), c.maps.samples_lost()), (vec![], 0));
+        // A ring that nobody reads fills up.
+        c.maps.sample(1);
+        (0..8000).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
+        let (lost, read) = (c.maps.samples_lost(), c.samples().len() as u64);
+        assert!(lost > 0, "{read}");
+        // The first one may still follow the distances of before.
+        assert!((7969..=8000).contains(&(lost + read)), "{lost} + {read}");
+    });
+}
+
+/// A capture and samples have nothing to do with each other.
+#[test]
+#[ignore = "needs root"]
+fn packets_are_sampled_and_captured_at_once() {
+    in_new_namespace(|| {
+        let mut c = Capturing::new(World::new(), &everything());
+        c.maps.sample(1);
+        let frame = udp("10.0.2.9");
+        (0..40).for_each(|_| drop(c.outcome(0, &frame.bytes())));
+        c.samples();
+        let left = frame.routed(FRIEND, B, &[]);
+        let captured = forwarded(&frame.bytes(), 1, &left);
+        assert_eq!(c.outcome(0, &frame.bytes()).1, captured);
+        let sampled = Seen { left: String::new(), ahead: 1, ..captured[0].clone() };
+        assert_eq!(c.samples(), std::slice::from_ref(&sampled));
+        // The filter matches the frame only as it leaves: these bytes are of its destination.
+        let ends = u32::from_be_bytes(FRIEND.0[2..].try_into().unwrap());
+        let classic = [
+            Classic { code: 0x20, jt: 0, jf: 0, k: 2 },
+            Classic { code: 0x15, jt: 0, jf: 1, k: ends },
+            Classic { code: 0x06, jt: 0, jf: 0, k: 1 },
+            Classic { code: 0x06, jt: 0, jf: 0, k: 0 },
+        ];
+        c.want(&Wanted { filter: filter::compile(&classic).unwrap(), ..everything() });
+        let only_left = Seen { came: None, ..captured[0].clone() };
+        assert_eq!(c.outcome(0, &frame.bytes()).1, [only_left]);
+        assert_eq!(c.samples(), std::slice::from_ref(&sampled));
+        let other = udp("192.0.2.1").bytes();
+        assert_eq!(c.outcome(0, &other).1, []);
+        assert_eq!(c.samples()[0].came, Some(hex(&other)));
     });
 }
 

@@ -42,6 +42,7 @@ pub fn status(s: &Status) -> String {
     );
     text += &flow_rules(s);
     text += &resources(&s.workers);
+    text += &copies(s);
     let shown = &s.reasons[..s.reasons.len().min(TOP_REASONS)];
     let tables = [
         ports_table(&s.ports, false).text(),
@@ -53,6 +54,29 @@ pub fn status(s: &Status) -> String {
     ];
     for part in tables.iter().filter(|part| !part.is_empty()) {
         text += &format!("\n{part}");
+    }
+    text
+}
+
+/// A line for the running capture, and one for exports.
+fn copies(s: &Status) -> String {
+    let mut text = String::new();
+    let capture = &s.capture;
+    if capture.running {
+        let missing = match capture.over_rate + capture.no_room {
+            0 => String::new(),
+            missing => format!(", {} missing", count(missing)),
+        };
+        text += &format!("capture     {} packets{missing}\n", count(capture.packets));
+    }
+    if let Some(export) = &s.export {
+        let lost = if export.lost == 0 { String::new() } else { format!(", {} lost", count(export.lost)) };
+        text += &format!(
+            "export      {} samples{lost}; 1 in {} packets; collectors: {}\n",
+            count(export.samples),
+            export.every,
+            export.collectors.len()
+        );
     }
     text
 }

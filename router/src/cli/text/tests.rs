@@ -5,6 +5,8 @@ mod tables;
 use super::{super::Explained, *};
 use crate::{
     api::{
+        capture::CaptureReport,
+        export::ExportReport,
         flows::{BucketTaken, FlowsStatus, OutputReport, RulePassed, RulesReport},
         status::{
             ConditionReport, Difference, ExplainReport, Families, Heartbeat, Packets, PathReport, PortReport,
@@ -102,6 +104,8 @@ fn sample() -> Status {
             reason("policed", "drop", "over the limit", 3),
         ],
         workers: WorkersReport::default(),
+        capture: CaptureReport { running: true, packets: 1234, over_rate: 2, no_room: 3 },
+        export: Some(ExportReport { every: 1000, samples: 120, lost: 1, ..ExportReport::default() }),
         tables: vec![TableUse { table: "fib".into(), used: 4096, capacity: 16384 }],
         routes: Families { ipv4: 901_899, ipv6: 3 },
         neighbours: 5,
@@ -143,6 +147,8 @@ cost        212 ns for each forwarded packet, without transmission (sampled)
 tables      901899 IPv4 and 3 IPv6 routes, 5 neighbours; generation 2
 flow rules  3, before routing; 90 % of packets decided from the cache
             user space did 7 packets and lost 1
+capture     1234 packets, 5 missing
+export      120 samples, 1 lost; 1 in 1000 packets; collectors: 0
 
 PORT  NUMBER  IFINDEX  MODE     STATE        RX PACKETS  TX PACKETS  LOST
 eth1       1        2  native   trusted               0           0     -

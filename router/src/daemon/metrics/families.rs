@@ -165,6 +165,14 @@ families! {
         QueueSplit Gauge "queue_split_cores" "" ["port" "queue"] QUEUES "Cores that share its flows; 0: it is not split";
         QueueMoves Counter "queue_moves" "" ["drained"] VERSIONS "Moves of queues to other cores; drained=no: some earlier packets had not left";
     }
+    "Captures and exports" {
+        CaptureRunning Gauge "capture_running" "" [] ONE "1: a capture is running";
+        ExportSamples Counter "export_samples" "" [] ONE "Sampled packets";
+        ExportLost Counter "export_samples_lost" "" [] ONE "Samples that the daemon had no time to read";
+        ExportEvery Gauge "export_sample_every" "packets" [] ONE "One packet in so many is sampled";
+        ExportDatagrams Counter "export_datagrams" "" ["protocol" "collector"] TARGETS "Datagrams sent to a collector";
+        ExportFailed Counter "export_datagrams_failed" "" ["protocol" "collector"] TARGETS "Datagrams that could not be sent to a collector";
+    }
     "Flow rules and OpenFlow" {
         FlowRules Gauge "flow_rules" "" [] ONE "Flow rules, including those of the core table";
         FlowCoreRules Gauge "flow_core_rules" "" [] ONE "Rules of the core table";

@@ -1,4 +1,4 @@
-//! Metrics of the daemon and of the kernel plane: packets, tables, ports, routers and interfaces.
+//! Metrics of the daemon and of the kernel plane: packets, tables, ports, routers, interfaces, captures and exports.
 
 use super::{
     families::Metric::{self, *},
@@ -104,6 +104,19 @@ pub fn add_routers(page: &mut Page, routers: &[RouterReport]) {
         if router.ruled.ipv4 || router.ruled.ipv6 {
             page.gauge(Connections, &[name], router.connections as f64);
         }
+    }
+}
+
+/// The capture, and exports.
+pub fn add_copies(page: &mut Page, status: &Status) {
+    page.flag(CaptureRunning, &[], status.capture.running);
+    let Some(export) = &status.export else { return };
+    page.count(ExportSamples, &[], export.samples);
+    page.count(ExportLost, &[], export.lost);
+    page.gauge(ExportEvery, &[], f64::from(export.every));
+    for to in &export.collectors {
+        page.count(ExportDatagrams, &[&to.protocol.name(), &to.address], to.datagrams);
+        page.count(ExportFailed, &[&to.protocol.name(), &to.address], to.failed);
     }
 }
 

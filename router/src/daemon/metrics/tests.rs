@@ -5,7 +5,9 @@ use super::{
 };
 use crate::{
     api::{
+        capture::CaptureReport,
         cores::{CoreReport, DrainsReport, QueueReport},
+        export::{CollectorReport, ExportReport, Protocol},
         flows::{ControllerLost, FlowsStatus},
         sas::SaReport,
         status::{
@@ -140,6 +142,8 @@ fn rich() -> (Observed, Beside) {
         flows: flows(),
         paths: vec![vpn, late],
         workers,
+        capture: CaptureReport { running: true, ..CaptureReport::default() },
+        export: Some(export()),
         ..Status::default()
     };
     let interface = InterfaceReport {
@@ -154,6 +158,17 @@ fn rich() -> (Observed, Beside) {
         ..InterfaceReport::default()
     };
     (Observed { status, interfaces: vec![interface], interfaces_left_out: 5 }, beside())
+}
+
+fn export() -> ExportReport {
+    let to = CollectorReport {
+        protocol: Protocol::Sflow,
+        address: "192.0.2.7:6343".into(),
+        datagrams: 25,
+        failed: 26,
+        error: None,
+    };
+    ExportReport { every: 1000, samples: 23, lost: 24, not_ip: 0, collectors: vec![to] }
 }
 
 /// Numbers from this one on.
@@ -416,6 +431,12 @@ fn every_number_of_the_reports_is_a_sample() {
         "millrace_workers_up_lost_packets_total{reason=\"control_policed\"} 0",
         "millrace_workers_up_lost_packets_total{reason=\"queue_full\"} 0",
         "millrace_workers_up_lost_packets_total{reason=\"failed\"} 0",
+        "millrace_capture_running{} 1.0",
+        "millrace_export_samples_total{} 23",
+        "millrace_export_samples_lost_total{} 24",
+        "millrace_export_sample_every_packets{} 1000.0",
+        "millrace_export_datagrams_total{protocol=\"sFlow\",collector=\"192.0.2.7:6343\"} 25",
+        "millrace_export_datagrams_failed_total{protocol=\"sFlow\",collector=\"192.0.2.7:6343\"} 26",
         "millrace_workers_fill_empty_total{port=\"eth1\",queue=\"2\"} 9",
     ]);
     let missing: Vec<_> = expected.difference(&samples).collect();
