@@ -33,6 +33,9 @@ static __always_inline bool is_sampled(struct capture_row *row, __u64 every)
 {
 	if (!every)
 		return false;
+	/* After a change of the rate, the old distance may be too long. */
+	if (row->skip > 2 * every - 1)
+		row->skip = row->interval = 1 + bpf_get_prandom_u32() % (2 * every - 1);
 	if (row->skip > 1) {
 		row->skip--;
 		return false;

@@ -81,7 +81,7 @@ pub enum Experiment {
     Load(load::LoadOptions),
     /// CPU time, wake-ups and memory of a daemon that has nothing to do
     Idle(idle::IdleOptions),
-    /// Loss while scrapers, readers of the status, captures and route changes ask the daemon, beside the same load without
+    /// Packet loss with and without scrapers, status readers, captures and route changes
     Watched(watched::WatchedOptions),
     /// Queues on cores: how soon a second core helps, what is lost or reordered meanwhile, and the cost of a packet by
     /// load

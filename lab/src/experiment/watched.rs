@@ -1,6 +1,5 @@
-//! What it costs to be looked at: the same load with and without those who look. Scrapers, readers of the status, captures
-//! that come and go, and changes of routes ask the daemon at the same time. No packet may be lost that is not lost without
-//! them.
+//! The cost of observation: the same load with and without observers. Scrapers, status readers, captures and route changes
+//! run at the same time. They must not cause any additional loss.
 
 use std::{
     io::{Read, Write},
@@ -46,7 +45,7 @@ const CAPTURE: Duration = Duration::from_millis(1000);
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct WatchedOptions {
-    /// Seconds with those who look, and as many without
+    /// Seconds with observers, and as many without
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = value_parser!(u32).range(10..=86_400))]
     seconds: u32,
     /// Seconds of each part; parts with and without alternate
@@ -143,7 +142,7 @@ impl Total {
     }
 }
 
-/// Those who look, in threads of their own.
+/// Observers, in threads of their own.
 struct Looks {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<Result<()>>>,
@@ -237,7 +236,7 @@ fn spawn(
     thread::spawn(move || work(shared))
 }
 
-/// A route that is of no packet's way.
+/// A route that no packet of the load uses.
 fn changed(number: u32, interface: u32) -> Route {
     let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(203, 0, 112, 0)) + number);
     Route { address: address.into(), length: 32, gateway: nexthop4(1).into(), interface }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Samples for collectors: how many there were, and who gets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExportReport {
-    /// One packet in so many is sampled.
+    /// One packet in this many is sampled, on average.
     pub every: u32,
     /// Packets that were sampled.
     pub samples: u64,

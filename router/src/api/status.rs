@@ -71,7 +71,7 @@ pub struct Status {
     /// The running capture, or the last one.
     #[serde(default)]
     pub capture: CaptureReport,
-    /// Samples for collectors; null: no collector is configured.
+    /// Samples for collectors; null: none are exported. If a collector is configured, `conditions` says why.
     #[serde(default)]
     pub export: Option<ExportReport>,
 }

@@ -18,7 +18,7 @@ const MOST_COLLECTORS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExportSettings {
-    /// One packet in so many is sampled.
+    /// One packet in this many is sampled, on average.
     pub every: SampleEvery,
     /// Collectors of sFlow version 5.
     #[serde(deserialize_with = "collectors")]
@@ -103,13 +103,13 @@ fn collectors<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Collector>, D::Erro
     let all = Vec::<Collector>::deserialize(d)?;
     if all.len() > MOST_COLLECTORS {
         return Err(D::Error::custom(format!(
-            "{} collectors are not allowed: at most {MOST_COLLECTORS}",
+            "{} collectors are given; at most {MOST_COLLECTORS} are possible",
             all.len()
         )));
     }
     let mut seen = BTreeSet::new();
     match all.iter().find(|collector| !seen.insert(**collector)) {
-        Some(twice) => Err(D::Error::custom(format!("{twice} is not allowed twice: each collector once"))),
+        Some(twice) => Err(D::Error::custom(format!("collector {twice} is listed twice"))),
         None => Ok(all),
     }
 }
@@ -153,8 +153,8 @@ mod tests {
             ("sflow = [\"192.0.2.7:0\"]", "sflow", "an IP address and a UDP port"),
             ("sflow = [\"0.0.0.0:6343\"]", "sflow", "an IP address and a UDP port"),
             ("sflow = [\"collector:6343\"]", "sflow", "an IP address and a UDP port"),
-            ("sflow = [\"192.0.2.7:1\", \"192.0.2.7:1\"]", "sflow", "192.0.2.7:1 is not allowed twice"),
-            (nine.as_str(), "ipfix", "9 collectors are not allowed: at most 8"),
+            ("sflow = [\"192.0.2.7:1\", \"192.0.2.7:1\"]", "sflow", "collector 192.0.2.7:1 is listed twice"),
+            (nine.as_str(), "ipfix", "9 collectors are given; at most 8 are possible"),
             ("agent = \"::\"", "agent", "an IP address of this box"),
             ("agent = \"box\"", "agent", "an IP address of this box"),
             ("counters = \"1s\"", "counters", "a time from 2s to 24h"),

@@ -141,7 +141,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             paths: self.path_reports(),
             workers: self.workers_report(),
             capture: self.captures.report(),
-            export: self.exporter.as_ref().map(|exporter| exporter.report()),
+            export: self.exports.report(),
         }
     }
 

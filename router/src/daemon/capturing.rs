@@ -1,14 +1,12 @@
-//! Begins and ends captures and exports: the program that captures and samples on the ports.
+//! Begins and ends captures: the program that captures and samples on the ports.
 
 use super::{
     Control,
     seam::{FastPath, Kernel, Observe},
-    world::PortState,
 };
 use crate::{
-    api::{ApiError, capture::CaptureRequest, export::CollectorReport},
+    api::{ApiError, capture::CaptureRequest},
     capture::{Captures, Names, Started},
-    export::{Devices, Exporter},
     plane::capture::Wanted,
 };
 use logic::{
@@ -97,7 +95,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Ends the capture and exports, if there are any.
     pub(super) fn leave_capture(&mut self) {
-        let exports = self.exporter.take().is_some();
+        let exports = self.exports.is_on();
+        self.stop_export();
         if self.capturing || exports {
             self.end_capture();
         }
@@ -108,96 +107,37 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if let Some(maps) = self.captures.made() {
             maps.want(None);
         }
-        self.choose_program();
-    }
-
-    /// Chooses the program without captures, unless packets are captured or sampled.
-    fn choose_program(&mut self) {
-        let maps = self.captures.made().filter(|_| self.capturing || self.exporter.is_some());
-        let attached = self.generation.plane.set_capture(maps).and_then(|()| self.swap());
-        if let Err(error) = attached {
-            tracing::warn!(
-                "the program that captures and samples stays attached, and does neither: {error:#}"
-            );
+        if let Err(error) = self.choose_program() {
+            tracing::warn!("cannot change the program that captures and samples: {error:#}");
         }
     }
 
-    /// Follows `[export]`. What cannot be exported is a condition: forwarding does not depend on it.
-    pub(super) fn follow_export(&mut self) {
-        // Two threads must not read one ring.
-        self.exporter = None;
-        self.export_fails = None;
-        if let Some(maps) = self.captures.made() {
-            maps.sample(0);
-        }
-        if self.config.export.is_on()
-            && let Err(error) = self.start_export()
-        {
-            self.exporter = None;
-            self.export_fails = Some(format!("no samples are exported: {error:#}"));
-        }
-        if self.captures.made().is_some() {
-            self.choose_program();
-        }
+    /// Attaches the program without captures, unless packets are captured or sampled.
+    pub(super) fn choose_program(&mut self) -> anyhow::Result<()> {
+        let maps = self.captures.made().filter(|_| self.capturing || self.exports.is_on());
+        self.generation.plane.set_capture(maps)?;
+        self.swap()
     }
 
-    fn start_export(&mut self) -> anyhow::Result<()> {
-        let kernel = &mut self.kernel;
-        let maps = self.captures.maps(|| kernel.capture_maps())?.clone();
-        self.generation.plane.set_capture(Some(&maps))?;
-        maps.sample(self.config.export.every.0);
-        self.export_devices = self.devices_of_ports();
-        self.exporter = Some(Exporter::start(&self.config.export, maps, self.export_devices.clone())?);
-        Ok(())
-    }
-
-    fn devices_of_ports(&self) -> Devices {
-        let device =
-            |(id, port): (&u8, &PortState)| Some((*id, (port.device.as_ref()?.ifindex, port.name.clone())));
-        self.world.ports.iter().filter_map(device).collect()
-    }
-
-    /// Gives the exporter the devices of ports, if they have changed.
-    pub(super) fn follow_export_devices(&mut self) {
-        let Some(exporter) = &self.exporter else { return };
-        let devices = self.devices_of_ports();
-        if devices != self.export_devices {
-            exporter.set_devices(devices.clone());
-            self.export_devices = devices;
-        }
-    }
-
-    /// What does not work of exports.
-    pub(super) fn export_conditions(&self) -> Vec<String> {
-        let report = self.exporter.as_ref().map(Exporter::report).unwrap_or_default();
-        let of = |to: &CollectorReport| {
-            let error = to.error.as_ref()?;
-            Some(format!(
-                "{} collector {} does not get all datagrams: {error}",
-                to.protocol.name(),
-                to.address
-            ))
-        };
-        self.export_fails.iter().cloned().chain(report.collectors.iter().filter_map(of)).collect()
-    }
-
-    /// Loads the program that captures and samples, if it is wanted, before a program is attached. If it cannot be loaded, captures
-    /// and exports end.
+    /// Loads the program that captures and samples, if it is wanted, before a program is attached. If it cannot be loaded, the
+    /// capture ends. If it cannot be loaded without the capture's filter either, exports end, too.
     pub(super) fn load_capture(&mut self) {
-        let Some(maps) = self.captures.made().filter(|_| self.capturing || self.exporter.is_some()) else {
+        let Some(maps) = self.captures.made().filter(|_| self.capturing || self.exports.is_on()) else {
             return;
         };
-        if let Err(error) = self.generation.plane.set_capture(Some(maps)) {
-            maps.want(None);
+        let Err(error) = self.generation.plane.set_capture(Some(maps)) else { return };
+        maps.want(None);
+        maps.forget_filter();
+        if std::mem::take(&mut self.capturing) {
+            self.captures.end();
+            tracing::warn!("the capture ends, because its program cannot be loaded: {error:#}");
+        }
+        if self.exports.is_on()
+            && let Err(error) = self.generation.plane.set_capture(Some(maps))
+        {
             maps.sample(0);
-            let why = format!("its program cannot be loaded: {error:#}");
-            if std::mem::take(&mut self.capturing) {
-                self.captures.end();
-                tracing::warn!("the capture ends, because {why}");
-            }
-            if self.exporter.take().is_some() {
-                self.export_fails = Some(format!("no samples are exported any more: {why}"));
-            }
+            self.exports
+                .fail(format!("exports have ended: the program that samples cannot be loaded: {error:#}"));
         }
     }
 

@@ -82,7 +82,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let late = |what| format!("policy changes are seen late: {what}");
         of(Policy, self.windows.unseen().into_iter().map(late).collect());
         of(Configuration, self.unknown_weights().collect());
-        of(Export, self.export_conditions());
+        of(Export, self.exports.conditions());
         of(Privileges, privileges::condition().into_iter().collect());
     }
 

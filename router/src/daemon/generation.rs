@@ -311,9 +311,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             verifying: None,
             captures: Captures::default(),
             capturing: false,
-            exporter: None,
-            export_devices: Default::default(),
-            export_fails: None,
+            exports: Default::default(),
         };
         if let Some(paths) = &mut control.paths {
             paths.follow(&[], &control.config.paths);

@@ -7,7 +7,7 @@
 //! | `connections.rs` | connections that bypass rules; reports about them |
 //! | `rules.rs` | flow rules put in charge; the switch thread, and what it last had |
 //! | `confirming.rs`, `beats.rs` | confirms the mirror; the heartbeat, in a thread of its own |
-//! | `capturing.rs` | captures and exports: their program on the ports |
+//! | `capturing.rs`, `exporting.rs` | captures and exports: their program on the ports |
 //! | `answers.rs` | answers to clients, in the words of [`crate::api`] |
 //! | `routes.rs` | lists of routes and neighbours |
 //! | `verify.rs`, `verify/` | comparing the tables with Linux, in a thread of its own |
@@ -43,6 +43,7 @@ mod confirming;
 mod connections;
 pub mod dry;
 mod explain;
+mod exporting;
 mod finding;
 mod generation;
 pub mod kernel;
@@ -73,12 +74,12 @@ use crate::{
     base::instance::Instance,
     capture::Captures,
     config::{Config, PathNumbers},
-    export::{Devices, Exporter},
 };
 use anyhow::Result;
 use api::{Query, Request};
 use confirming::Confirming;
 use connections::Following;
+use exporting::Exports;
 use finding::Finding;
 use generation::Generation;
 use logic::plan::Op;
@@ -120,12 +121,7 @@ pub struct Control<K: Kernel, O> {
     captures: Captures,
     /// The program with a capture is attached, or is to be.
     capturing: bool,
-    /// `None`: no samples are exported.
-    exporter: Option<Exporter>,
-    /// The devices that the exporter has been told.
-    export_devices: Devices,
-    /// Why no samples are exported, although they should be.
-    export_fails: Option<String>,
+    exports: Exports,
 }
 
 /// How the loop ended.

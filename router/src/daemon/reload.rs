@@ -150,7 +150,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             // What rules do without a daemon depends on these keys.
             self.generation.plane.set_rules(self.flows.rules.as_ref())?;
         }
-        if changes.touch(&["export."]) {
+        if changes.touch(&["export."]) || self.exports.has_failed() {
             self.follow_export();
         }
         self.want_paths();

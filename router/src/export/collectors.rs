@@ -1,8 +1,8 @@
-//! The sockets of collectors. A datagram that cannot be sent at once is lost and counted, as it could be on its way.
+//! The sockets of collectors. A datagram that cannot be sent at once is dropped and counted: UDP may lose it anyway.
 
 use crate::{api::export::CollectorReport, config::Collector};
 use std::{
-    io,
+    io::{self, ErrorKind},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
     time::Duration,
 };
@@ -14,7 +14,7 @@ const REMEMBERED: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Sending {
     address: Collector,
-    /// `None`: there is no way to it yet.
+    /// `None`: there is no route to it yet.
     socket: Option<UdpSocket>,
     failed: Option<Duration>,
     pub report: CollectorReport,
@@ -25,7 +25,7 @@ impl Sending {
         Sending { address, socket: None, failed: None, report }
     }
 
-    /// The address of this box from which the collector gets datagrams. `None`: there is no way to it.
+    /// The address of this box from which the collector gets datagrams. `None`: there is no route to it.
     pub fn source(&mut self, now: Duration) -> Option<IpAddr> {
         self.open(now)?.local_addr().ok().map(|address| address.ip())
     }
@@ -42,6 +42,10 @@ impl Sending {
             Some(Err(error)) => {
                 self.report.failed += 1;
                 self.fails(&error, now);
+                // The address of this box may have changed, which only a new socket finds out.
+                if !matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) {
+                    self.socket = None;
+                }
             }
             None => self.report.failed += 1,
         }
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_way_nothing_is_sent_until_there_is_one() {
+    fn without_a_route_nothing_is_sent_until_there_is_one() {
         // A socket cannot be connected to the address for broadcasts.
         let address = Collector("255.255.255.255:1".parse().unwrap());
         let mut sending = Sending::new(address, CollectorReport::new(Protocol::Ipfix, address));

@@ -30,7 +30,9 @@ use std::{
 };
 
 /// How long samples may wait in the ring.
-const READ_EVERY: Duration = Duration::from_millis(50);
+const READ_EVERY: Duration = Duration::from_millis(20);
+/// The most samples that are read before datagrams are sent: samples may come as fast as they are read.
+const MOST_SAMPLES: u32 = 4096;
 /// How long flows are collected before IPFIX reports them.
 const FLOWS_EVERY: Duration = Duration::from_secs(1);
 
@@ -52,6 +54,8 @@ pub struct Exporting {
     flows_due: Duration,
     counters_due: Duration,
     ifindexes: BTreeMap<PortId, u32>,
+    /// Samples that may be read before datagrams are sent.
+    room: u32,
     samples: u64,
     lost_before: Option<u64>,
 }
@@ -77,6 +81,7 @@ impl Exporting {
             flows_due: now + FLOWS_EVERY,
             counters_due: now,
             ifindexes: BTreeMap::new(),
+            room: 0,
             samples: 0,
             lost_before: None,
         }
@@ -90,16 +95,20 @@ impl Exporting {
         let ethtool = Ethtool::open()?;
         let this = RefCell::new(self);
         maps.follow_samples(
-            |record| {
-                this.borrow_mut().take(record);
-                true
-            },
+            |record| this.borrow_mut().take(record),
             |read| {
-                while end.recv_timeout(READ_EVERY) == Err(RecvTimeoutError::Timeout) {
+                let mut pause = READ_EVERY;
+                while end.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
                     this.borrow_mut().begin(maps.samples_lost());
                     read();
-                    this.borrow_mut().finish(&ethtool, monotonic());
+                    let is_full = this.borrow_mut().finish(&ethtool, monotonic());
+                    pause = if is_full { Duration::ZERO } else { READ_EVERY };
                 }
+                // What has come until now.
+                this.borrow_mut().begin(maps.samples_lost());
+                read();
+                this.borrow_mut().flows_due = Duration::ZERO;
+                this.borrow_mut().finish(&ethtool, monotonic());
                 Ok(())
             },
         )
@@ -107,6 +116,7 @@ impl Exporting {
 
     /// Before samples are read. `lost`: those that were lost since the maps were made.
     fn begin(&mut self, lost: u64) {
+        self.room = MOST_SAMPLES;
         let devices = locked(&self.shared.devices);
         self.ifindexes = devices.iter().map(|(port, (ifindex, _))| (*port, *ifindex)).collect();
         drop(devices);
@@ -123,26 +133,33 @@ impl Exporting {
         }
     }
 
-    fn take(&mut self, record: &Record<'_>) {
+    /// Returns false if no more samples may be read now.
+    fn take(&mut self, record: &Record<'_>) -> bool {
+        self.room = self.room.saturating_sub(1);
         // Earlier ones are those of another exporter.
-        if u128::from(record.time_ns) < self.started.as_nanos() {
-            return;
+        if u128::from(record.time_ns) >= self.started.as_nanos()
+            && let Some(sample) = Sample::of(record, |port| self.ifindexes.get(&port).copied())
+        {
+            self.samples += 1;
+            self.add(&sample);
         }
-        let Some(sample) = Sample::of(record, |port| self.ifindexes.get(&port).copied()) else { return };
-        self.samples += 1;
+        self.room > 0
+    }
+
+    fn add(&mut self, sample: &Sample<'_>) {
         if let Some(sflow) = self.sflow.as_mut().filter(|_| !self.sflow_to.is_empty()) {
-            sflow.add(&sample);
+            sflow.add(sample);
         }
         if !self.ipfix_to.is_empty()
-            && let Some(flows) = self.flows.add(&sample)
+            && let Some(flows) = self.flows.add(sample)
         {
             self.send_flows(&flows);
         }
     }
 
-    /// After samples were read: sends what is due, and reports.
-    fn finish(&mut self, ethtool: &Ethtool, now: Duration) {
-        if now >= self.counters_due {
+    /// After samples were read: sends what is due, and reports. Returns whether more samples may wait.
+    fn finish(&mut self, ethtool: &Ethtool, now: Duration) -> bool {
+        if now >= self.counters_due && self.sflow.is_some() {
             self.counters_due = now + self.counters_every;
             self.add_counters(ethtool);
         }
@@ -160,6 +177,7 @@ impl Exporting {
         (report.samples, report.not_ip) = (self.samples, self.flows.not_ip);
         let all = self.sflow_to.iter().chain(&self.ipfix_to);
         report.collectors = all.map(|to| to.report.clone()).collect();
+        self.room == 0
     }
 
     fn add_counters(&mut self, ethtool: &Ethtool) {

@@ -108,9 +108,9 @@ fn read(sample: &Sample<'_>) -> Option<(Key, u64, u8)> {
     };
     let (source_port, destination_port, tcp_flags) = match &packet.transport {
         Some(TransportSlice::Udp(udp)) => (udp.source_port(), udp.destination_port(), 0),
-        // The flags are the low six bits of this byte (RFC 9293).
+        // The control bits are this byte (RFC 9293, RFC 7125).
         Some(TransportSlice::Tcp(tcp)) => {
-            (tcp.source_port(), tcp.destination_port(), tcp.slice().get(13).map_or(0, |flags| flags & 0x3f))
+            (tcp.source_port(), tcp.destination_port(), tcp.slice().get(13).copied().unwrap_or(0))
         }
         // IPFIX gives collectors type and code here, as NetFlow did.
         Some(TransportSlice::Icmpv4(icmp)) => (0, u16::from_be_bytes([icmp.type_u8(), icmp.code_u8()]), 0),

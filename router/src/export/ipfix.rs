@@ -44,13 +44,14 @@ const FIELDS: [(u16, u16, &str); 15] = [
 const ADDRESSES4: [(u16, u16); 2] = [(8, 4), (12, 4)];
 const ADDRESSES6: [(u16, u16); 2] = [(27, 16), (28, 16)];
 /// The fields of a record about sampling (RFC 5477); the first one is its scope, the observation domain. The second one is
-/// deprecated, but older collectors know nothing else. Beside `samplingAlgorithm` (35), nfdump 1.7.1 would ignore the record.
-const OPTIONS: [(u16, u16, &str); 5] = [
+/// deprecated, but older collectors know only this one. Beside `samplingAlgorithm` (35), nfdump 1.7.1 would ignore the record.
+const OPTIONS: [(u16, u16, &str); 6] = [
     (149, 4, "observationDomainId"),
     (34, 4, "samplingInterval"),
     (304, 2, "selectorAlgorithm"),
     (305, 4, "samplingPacketInterval"),
     (306, 4, "samplingPacketSpace"),
+    (311, 8, "samplingProbability"),
 ];
 /// `selectorAlgorithm`
 const UNIFORM_PROBABILISTIC: u16 = 4;
@@ -65,7 +66,7 @@ pub struct Ipfix {
     /// Records sent so far.
     records: u32,
     /// When templates were last sent.
-    told: Option<Duration>,
+    templates_sent: Option<Duration>,
 }
 
 /// The clocks at one moment.
@@ -87,14 +88,16 @@ impl Now {
 impl Ipfix {
     /// Messages of an exporter that samples one packet in `every`.
     pub fn new(every: u32) -> Ipfix {
-        Ipfix { every, records: 0, told: None }
+        Ipfix { every, records: 0, templates_sent: None }
     }
 
     /// The messages of these flows.
     pub fn messages(&mut self, flows: &[(Key, Flow)], now: Now) -> Vec<Vec<u8>> {
         let mut messages = Vec::new();
-        if !flows.is_empty() && self.told.is_none_or(|told| now.monotonic.saturating_sub(told) >= REPEAT) {
-            self.told = Some(now.monotonic);
+        if !flows.is_empty()
+            && self.templates_sent.is_none_or(|sent| now.monotonic.saturating_sub(sent) >= REPEAT)
+        {
+            self.templates_sent = Some(now.monotonic);
             messages.push(self.message(now, &self.templates(), 1));
         }
         for (template, is_it) in [(FLOWS4, Key::is_ipv4 as fn(&Key) -> bool), (FLOWS6, |key| !key.is_ipv4())]
@@ -143,6 +146,7 @@ impl Ipfix {
         sampling.extend(UNIFORM_PROBABILISTIC.to_be_bytes());
         sampling.extend(1_u32.to_be_bytes());
         sampling.extend(self.every.saturating_sub(1).to_be_bytes());
+        sampling.extend((1.0 / f64::from(self.every)).to_be_bytes());
         [set(TEMPLATES, &templates), set(OPTIONS_TEMPLATES, &options), set(SAMPLING, &sampling)].concat()
     }
 }
@@ -280,10 +284,10 @@ mod tests {
         let templates = sets(&messages[0]);
         assert_eq!(templates[0].1[..12], [1, 0, 0, 17, 0, 8, 0, 4, 0, 12, 0, 4]);
         assert_eq!(templates[0].1.len(), 2 * (4 + 17 * 4));
-        assert_eq!(templates[1].1[..10], [1, 2, 0, 5, 0, 1, 0, 149, 0, 4]);
-        let expected =
-            [&[0, 0, 0, 0][..], &1000_u32.to_be_bytes(), &[0, 4, 0, 0, 0, 1], &999_u32.to_be_bytes()];
-        assert_eq!(templates[2].1, expected.concat());
+        assert_eq!(templates[1].1[..10], [1, 2, 0, 6, 0, 1, 0, 149, 0, 4]);
+        let numbers = [0, 0, 0, 0].into_iter().chain(1000_u32.to_be_bytes()).chain([0, 4, 0, 0, 0, 1]);
+        let expected: Vec<u8> = numbers.chain(999_u32.to_be_bytes()).chain(0.001_f64.to_be_bytes()).collect();
+        assert_eq!(templates[2].1, expected);
         let bytes: u16 = OPTIONS.iter().map(|(_, bytes, _)| bytes).sum();
         assert_eq!(templates[2].1.len(), usize::from(bytes));
         let later = |s| Now { monotonic: NOW.monotonic + Duration::from_secs(s), ..NOW };

@@ -57,6 +57,8 @@ pub struct Exporter {
 struct Shared {
     devices: Mutex<Devices>,
     report: Mutex<ExportReport>,
+    /// Why the thread has ended by itself.
+    ended: Mutex<Option<String>>,
 }
 
 impl Exporter {
@@ -70,13 +72,14 @@ impl Exporter {
         devices: Devices,
     ) -> io::Result<Exporter> {
         let report = Mutex::new(ExportReport::new(settings));
-        let shared = Arc::new(Shared { devices: Mutex::new(devices), report });
+        let shared = Arc::new(Shared { devices: Mutex::new(devices), report, ended: Mutex::default() });
         let (ends, end) = channel();
         let exporting = Exporting::new(settings, monotonic(), shared.clone());
+        let of_thread = shared.clone();
         let thread = thread::Builder::new().name("export".into()).spawn(move || {
             privileges::serve_with_nothing("export");
             if let Err(error) = exporting.run(&maps, &end) {
-                tracing::error!("no samples are exported any more: {error:#}");
+                *locked(&of_thread.ended) = Some(format!("exports have ended: {error:#}"));
             }
         })?;
         Ok(Exporter { ends: Some(ends), thread: Some(thread), shared })
@@ -87,6 +90,13 @@ impl Exporter {
         *locked(&self.shared.devices) = devices;
     }
 
+    /// Why the thread has ended by itself; `None`: it runs.
+    pub fn why_ended(&self) -> Option<String> {
+        let why = locked(&self.shared.ended).clone();
+        let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        why.or_else(|| has_ended.then(|| "exports have ended: their thread has panicked".into()))
+    }
+
     /// What was exported since the start.
     pub fn report(&self) -> ExportReport {
         locked(&self.shared.report).clone()
@@ -95,7 +105,8 @@ impl Exporter {
 
 impl Drop for Exporter {
     fn drop(&mut self) {
-        // The next thread reads the same ring, so this one has to end first. It waits for nothing but this.
+        // The next thread reads the same ring, so this one has to end first. It waits for nothing but this, and reads a bounded
+        // number of samples.
         self.ends = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }

@@ -1,7 +1,8 @@
 //! Datagrams of sFlow version 5 (<https://sflow.org/sflow_version_5.txt>): samples of packets, and counters of interfaces.
 //!
 //! All samples have the expanded form, in which an interface index has 32 bits. A source of samples is an interface. Its pool
-//! is the sum of the distances between its samples, so the pools of all interfaces together are all packets that came.
+//! is the sum of the distances between its samples. So the pools of all interfaces together are all packets that came, except
+//! those ahead of samples that were lost.
 
 use super::{
     counters::InterfaceCounters,
@@ -54,7 +55,7 @@ pub struct Sflow {
     ready: Vec<Vec<u8>>,
 }
 
-/// What the datagrams say of an interface.
+/// Counts of a source in datagrams.
 #[derive(Debug, Default)]
 struct Source {
     samples: u32,
@@ -125,7 +126,10 @@ impl Sflow {
         put(&mut record, &long(of.speed_bps));
         put(&mut record, &[of.duplex, u32::from(of.is_up) | u32::from(of.is_running) << 1]);
         put(&mut record, &long(of.received.bytes));
-        put(&mut record, &[of.received.packets as u32, of.multicast as u32, NOT_KNOWN]);
+        put(
+            &mut record,
+            &[of.received.packets.saturating_sub(of.multicast) as u32, of.multicast as u32, NOT_KNOWN],
+        );
         put(&mut record, &[of.received.dropped as u32, of.received.errors as u32, NOT_KNOWN]);
         put(&mut record, &long(of.sent.bytes));
         put(&mut record, &[of.sent.packets as u32, NOT_KNOWN, NOT_KNOWN]);
@@ -282,7 +286,7 @@ mod tests {
             is_up: true,
             is_running: false,
             is_promiscuous: true,
-            received: Traffic { bytes: 5 << 32 | 6, packets: 1 << 32 | 7, dropped: 8, errors: 9 },
+            received: Traffic { bytes: 5 << 32 | 6, packets: 1 << 32 | 17, dropped: 8, errors: 9 },
             multicast: 10,
             sent: Traffic { bytes: 11, packets: 12, dropped: 13, errors: 14 },
         });

@@ -325,8 +325,14 @@ fn samples_are_taken_at_their_rate() {
         (0..8000).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
         let (lost, read) = (c.maps.samples_lost(), c.samples().len() as u64);
         assert!(lost > 0, "{read}");
-        // The first one may still follow the distances of before.
-        assert!((7969..=8000).contains(&(lost + read)), "{lost} + {read}");
+        assert_eq!(lost + read, 8000);
+        // A long distance does not outlive its rate.
+        c.maps.sample(1 << 20);
+        (0..2).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
+        c.samples();
+        c.maps.sample(4);
+        (0..100).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
+        assert!(c.samples().len() >= 100 / 7);
     });
 }
 

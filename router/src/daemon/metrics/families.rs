@@ -169,7 +169,7 @@ families! {
         CaptureRunning Gauge "capture_running" "" [] ONE "1: a capture is running";
         ExportSamples Counter "export_samples" "" [] ONE "Sampled packets";
         ExportLost Counter "export_samples_lost" "" [] ONE "Samples that the daemon had no time to read";
-        ExportEvery Gauge "export_sample_every" "packets" [] ONE "One packet in so many is sampled";
+        ExportEvery Gauge "export_sample_every" "packets" [] ONE "Packets for each sample, on average";
         ExportDatagrams Counter "export_datagrams" "" ["protocol" "collector"] TARGETS "Datagrams sent to a collector";
         ExportFailed Counter "export_datagrams_failed" "" ["protocol" "collector"] TARGETS "Datagrams that could not be sent to a collector";
     }
