@@ -64,7 +64,7 @@ test: setup ## all tests; those that need root run only as root
 test-root: setup ## the tests that need root, in network namespaces of their own, several at a time (ARGS='--jobs 1 policy')
 	scripts/test-root.py $(ARGS)
 
-soak: setup ## more cases of all random tests, random routes, topologies and firewall rules beside Linux, and random API requests, for hours: SECONDS=3600 ROUNDS=2000 CASES=20; root
+soak: setup release ## more cases of all random tests, random routes, topologies and firewall rules beside Linux, random API requests, and losses under observation, for hours: SECONDS=3600 ROUNDS=2000 CASES=20; root
 	cargo build --workspace
 	MILLRACE_CASES=$(CASES) cargo test --workspace
 	MILLRACE_CASES=$(CASES) cargo test -p millrace-lab --test cores -- --ignored moves_that_wait
@@ -73,6 +73,8 @@ soak: setup ## more cases of all random tests, random routes, topologies and fir
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test differential -- --ignored --nocapture
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test nat -- --ignored --nocapture random
 	scripts/fuzz-api.sh $(SECONDS)
+	@mkdir -p $(OUT)
+	$(LAB) watched --seconds $(SECONDS) --json $(OUT)/watched.json
 
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRACE_VM_KERNEL=6.12: Debian 13's)
 	@scripts/setup.sh vm

@@ -1,5 +1,6 @@
 """A box with three ports and four routers between hosts, in network namespaces of its own, with traffic and a daemon."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -24,6 +25,19 @@ def run(*words, **more):
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
+
+
+def napi_threads():
+    """Ids of the kernel's threads that poll queues."""
+    names = pathlib.Path("/proc").glob("[0-9]*/comm")
+    found = set()
+    for name in names:
+        try:
+            if name.read_text().startswith("napi/"):
+                found.add(int(name.parent.name))
+        except OSError:
+            pass  # it has ended
+    return found
 
 
 class Bed:
@@ -75,7 +89,12 @@ class Bed:
         self.inside(self.box, "ethtool", "-K", f"eth{port}", "gro", "on")
         self.inside(self.box, "ip", "link", "set", f"eth{port}", "up")
         # Threads that poll the queues, so that the daemon can place them. /sys must be that of the namespace.
+        before = napi_threads()
         run("ip", "netns", "exec", self.box, "sh", "-c", f"echo 1 >/sys/class/net/eth{port}/threaded")
+        # They begin on different cores, so the daemon moves some: these are events.
+        cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        for thread, core in zip(sorted(napi_threads() - before), cores):
+            os.sched_setaffinity(thread, [core])
 
     def children(self, number, router):
         """Interfaces of a virtual router: macvlan children of the ports."""
