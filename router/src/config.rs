@@ -442,6 +442,7 @@ impl Config {
             sas: mem::take(&mut config.sa_settings),
         };
         (config.paths, config.sas) = workers::check(file, text, paths, sas, &config.workers)?;
+        web::check(&config, file, text)?;
         Ok(config)
     }
 }

@@ -47,7 +47,7 @@ ones, with examples:
   [metrics]
   listen = \"[::1]:9111\"      # GET /metrics over TCP, for Prometheus
   [web]
-  listen = \"[::1]:9112\"      # a page to look at, for browsers of this machine
+  listen = \"[::1]:9112\"      # a web page, for browsers on this machine
   [workers]
   cores = \"2-3\"               # one worker on each runs paths
   [[path]]                    # see `millrace paths run --help`

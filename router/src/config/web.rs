@@ -1,8 +1,13 @@
-//! `[web]`: where browsers of this machine read the web page.
+//! `[web]`: the address of the web page, for browsers on this machine.
 
+use super::{Config, ConfigError, key_at};
 use crate::base::BadValue;
 use serde::Deserialize;
-use std::{net::SocketAddr, str::FromStr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::Path,
+    str::FromStr,
+};
 
 /// The settings of `[web]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -28,7 +33,7 @@ impl FromStr for LoopbackAddress {
                 let port = address.port();
                 Err(BadValue(format!(
                     "{s:?} is not allowed: only a loopback address, 127.0.0.1 or [::1], because the page has neither TLS nor a \
-                     password; to look from another machine: ssh -L {port}:[::1]:{port} HOST"
+                     password; to look from another machine: ssh -L {port}:localhost:{port} HOST"
                 )))
             }
             None => Err(BadValue(format!(
@@ -39,14 +44,32 @@ impl FromStr for LoopbackAddress {
     }
 }
 
+/// Checks that metrics have another address. `text` is that of the file.
+pub(super) fn check(config: &Config, file: &Path, text: &str) -> Result<(), ConfigError> {
+    const KEY: &str = "web.listen";
+    let (Some(LoopbackAddress(web)), Some(metrics)) = (config.web.listen, config.metrics.listen) else {
+        return Ok(());
+    };
+    let of_metrics = metrics.0.ip();
+    let is_other = of_metrics != web.ip()
+        && of_metrics != IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+        && !(of_metrics == IpAddr::V4(Ipv4Addr::UNSPECIFIED) && web.is_ipv4());
+    if is_other || metrics.0.port() != web.port() {
+        return Ok(());
+    }
+    let mut ends_of_lines = text.match_indices('\n').map(|(at, _)| at).chain([text.len()]);
+    let at = ends_of_lines.find(|at| key_at(text, *at).as_deref() == Some(KEY)).unwrap_or(0);
+    let message = format!("metrics.listen is {}, which has the same port; choose another port", metrics.0);
+    Err(ConfigError::at(file, text, at, Some(KEY.into()), message))
+}
+
 /// Keys, each with an example.
 pub(super) const FORMS: [(&str, &str); 2] =
     [("web.listen", "listen = \"[::1]:9112\""), ("web.explain", "explain = true")];
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Config, *};
-    use std::path::Path;
+    use super::*;
 
     fn parse(text: &str) -> Result<WebSettings, String> {
         let text = format!("[web]\n{text}");
@@ -65,9 +88,37 @@ mod tests {
             let error = parse(&format!("listen = \"{address}\"")).unwrap_err();
             assert!(
                 error.starts_with("m.toml:2: web.listen: ")
-                    && error.contains("machine: ssh -L 9112:[::1]:9112 HOST"),
+                    && error.contains("machine: ssh -L 9112:localhost:9112 HOST"),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn metrics_have_another_address() {
+        let parse = |metrics: &str, web: &str| {
+            let text = format!("[web]\n# here\nlisten = \"{web}\"\n[metrics]\nlisten = \"{metrics}\"\n");
+            Config::parse(Path::new("m.toml"), &text).map(|_| ()).map_err(|error| error.to_string())
+        };
+        for (metrics, web) in [
+            ("[::1]:9112", "[::1]:9112"),
+            ("127.0.0.1:9112", "127.0.0.1:9112"),
+            ("[::]:9112", "127.0.0.1:9112"),
+            ("[::]:9112", "[::1]:9112"),
+            ("0.0.0.0:9112", "127.0.0.1:9112"),
+        ] {
+            let expected = format!(
+                "m.toml:3: web.listen: metrics.listen is {metrics}, which has the same port; choose another port"
+            );
+            assert_eq!(parse(metrics, web), Err(expected), "{metrics} {web}");
+        }
+        for (metrics, web) in [
+            ("[::1]:9111", "[::1]:9112"),
+            ("127.0.0.1:9112", "[::1]:9112"),
+            ("0.0.0.0:9112", "[::1]:9112"),
+            ("127.0.0.2:9112", "127.0.0.1:9112"),
+        ] {
+            assert_eq!(parse(metrics, web), Ok(()), "{metrics} {web}");
         }
     }
 
