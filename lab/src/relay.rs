@@ -1,4 +1,4 @@
-//! A TCP address of the machine that leads to the same port of a testbed's loopback, so that a browser can look inside.
+//! Relays a TCP port on this machine to the same port inside a testbed, so that a browser can look inside.
 
 use std::{
     io,

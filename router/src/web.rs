@@ -1,6 +1,6 @@
 //! The web page: its files, and the requests that it may make.
 //!
-//! The files are compiled in, and the page is built by nothing but the browser. [`crate::daemon`] serves them, beside requests of
+//! The files are compiled in, and the browser builds the page. [`crate::daemon`] serves them, beside requests of
 //! the API.
 //!
 //! | file | holds |
@@ -15,6 +15,7 @@ mod origin;
 pub use files::{FILES, StaticFile};
 pub use origin::Foreign;
 
+use crate::api::ApiError;
 use axum::{
     Router,
     extract::Request,
@@ -53,7 +54,7 @@ pub fn files<S: Clone + Send + Sync + 'static>() -> Router<S> {
     })
 }
 
-/// Refuses requests that the page itself did not make, and adds the headers to every answer of these routes. `port` is the port
+/// Refuses requests that other web pages made, and adds the headers to every answer of these routes. `port` is the port
 /// that is listened on.
 pub fn protected(routes: Router, port: u16) -> Router {
     routes.layer(middleware::from_fn(move |request: Request, next: Next| {
@@ -67,6 +68,13 @@ pub fn protected(routes: Router, port: u16) -> Router {
             answer
         }
     }))
+}
+
+/// An answer that no handler makes, with the headers.
+pub fn refusal(error: ApiError) -> Response {
+    let mut answer = error.into_response();
+    add_headers(&mut answer);
+    answer
 }
 
 fn add_headers(answer: &mut Response) {

@@ -157,7 +157,7 @@ fn a_reload_moves_the_page_to_another_address() {
     let _taken = bed.the_box.enter(|| Ok(TcpListener::bind(second)?)).unwrap();
     for (address, why) in [
         (second, "web.listen: cannot listen on [::1]:9113: Address already in use"),
-        ("0.0.0.0:9112", "ssh -L 9112:[::1]:9112 HOST"),
+        ("0.0.0.0:9112", "ssh -L 9112:localhost:9112 HOST"),
     ] {
         listen(Some(address));
         let refused = daemon.millrace(&["reload"]);
@@ -168,6 +168,39 @@ fn a_reload_moves_the_page_to_another_address() {
     }
     daemon.stop();
     is_closed(ADDRESS);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_taken_port_does_not_keep_the_daemon_from_starting() {
+    const METRICS: &str = "127.0.0.1:9111";
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    run(&bed.the_box, "ip link set lo up");
+    let bind = |address: &str| bed.the_box.enter(|| Ok(TcpListener::bind(address)?)).unwrap();
+    let taken = (bind(ADDRESS), bind(METRICS));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let tables = format!("[web]\nlisten = \"{ADDRESS}\"\n[metrics]\nlisten = \"{METRICS}\"\n");
+    fs::write(file.path(), format!("ports = [\"p1\", \"p2\"]\n{tables}")).unwrap();
+    let mut daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.path().to_str().unwrap()]);
+    daemon.until_accelerated(2);
+    let sentences = |daemon: &Daemon| {
+        let all = daemon.ask(&["status"])["conditions"].as_array().cloned().unwrap();
+        let texts = all.iter().map(|condition| condition["sentence"].as_str().unwrap().to_owned());
+        texts.filter(|text| text.contains(".listen: cannot listen on ")).collect::<Vec<_>>()
+    };
+    let before = sentences(&daemon);
+    let begins = [("metrics", METRICS), ("web", ADDRESS)].map(|(table, address)| {
+        format!("{table}.listen: cannot listen on {address}: Address already in use")
+    });
+    assert_eq!(before.len(), 2, "{before:?}");
+    assert!(before.iter().zip(&begins).all(|(text, begin)| text.starts_with(begin)), "{before:?}");
+    drop(taken);
+    for (address, path) in [(ADDRESS, "/"), (METRICS, "/metrics")] {
+        eventually_true(address, || get(&bed.the_box, address, path).is_ok_and(|(status, _)| status == 200));
+    }
+    assert_eq!(sentences(&daemon), [""; 0]);
+    daemon.stop();
 }
 
 #[test]

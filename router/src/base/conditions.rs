@@ -37,7 +37,7 @@ pub enum ConditionKind {
     Path,
     /// Queues and cores.
     Core,
-    /// The configuration names something that is not there.
+    /// The configuration names something that is not there, or an address that cannot be listened on.
     Configuration,
     /// Samples do not get to collectors.
     Export,

@@ -4,6 +4,7 @@
 
 use super::{
     Control,
+    listening::Pending,
     seam::{FastPath, Kernel, Observe},
     world::PortState,
 };
@@ -37,6 +38,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Finding {
     conditions: Conditions,
+    pending: Pending,
     /// The mirror's revision and the ports' obstacles at the last change.
     seen: (u64, Vec<Vec<Cause>>),
     due: Option<Duration>,
@@ -57,6 +59,12 @@ impl Finding {
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Reports the addresses that cannot be listened on.
+    pub(super) fn with_pending(mut self, pending: Pending) -> Self {
+        self.finding.pending = pending;
+        self
+    }
+
     /// Sets the conditions that hold now, except those of ports, routers and interfaces
     /// ([`Control::follow_fast_path`]).
     pub(super) fn follow_conditions(&mut self, now: Duration) {
@@ -81,7 +89,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         of(Path, paths.chain(self.past_paths()).collect());
         let late = |what| format!("policy changes are seen late: {what}");
         of(Policy, self.windows.unseen().into_iter().map(late).collect());
-        of(Configuration, self.unknown_weights().collect());
+        of(Configuration, self.unknown_weights().chain(self.finding.pending.texts()).collect());
         of(Export, self.exports.conditions());
         of(Privileges, privileges::condition().into_iter().collect());
     }

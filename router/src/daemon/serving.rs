@@ -52,6 +52,8 @@ use tokio::{
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub room: Room,
+    /// Makes the answer to a request that no handler sees.
+    pub refusal: fn(ApiError) -> Response,
     /// The longest head and the longest body of a request, bytes.
     pub head: usize,
     pub body: usize,
@@ -73,6 +75,7 @@ pub const CONTROL: Limits = Limits {
     patience: Duration::from_secs(5),
     longest: Duration::from_secs(90),
     pause: None,
+    refusal: ApiError::into_response,
 };
 
 /// The limits of the read-only socket.
@@ -193,30 +196,37 @@ async fn answer(
     has_room: bool,
     limits: Limits,
 ) -> Result<Response, Infallible> {
-    let patience = limits.patience;
     if !has_room {
-        return Ok(ApiError::full().into_response());
+        return Ok((limits.refusal)(ApiError::full()));
     }
-    let (head, body) = request.into_parts();
-    if body.size_hint().lower() > limits.body as u64 {
-        let text = format!("the body is longer than {} bytes", limits.body);
-        return Ok(ApiError { status: 413, text }.into_response());
-    }
-    let whole = match timeout(patience, Limited::new(body, limits.body).collect()).await {
-        Ok(Ok(whole)) => whole.to_bytes(),
-        Ok(Err(error)) => {
-            let status = if error.is::<http_body_util::LengthLimitError>() { 413 } else { 400 };
-            return Ok(ApiError { status, text: error.to_string() }.into_response());
-        }
-        Err(_) => {
-            let text = format!("the request was not complete after {patience:?}");
-            return Ok(ApiError { status: 408, text }.into_response());
-        }
+    let request = match whole(request, limits).await {
+        Ok(request) => request,
+        Err(error) => return Ok((limits.refusal)(error)),
     };
-    let request = Request::from_parts(head, Body::from(whole));
     match turns {
         Some(turns) => turns.call(routes, request).await,
         None => TowerToHyperService::new(routes).call(request).await,
+    }
+}
+
+/// The request with its whole body.
+async fn whole(request: Request<Incoming>, limits: Limits) -> Result<Request<Body>, ApiError> {
+    let patience = limits.patience;
+    let (head, body) = request.into_parts();
+    if body.size_hint().lower() > limits.body as u64 {
+        let text = format!("the body is longer than {} bytes", limits.body);
+        return Err(ApiError { status: 413, text });
+    }
+    match timeout(patience, Limited::new(body, limits.body).collect()).await {
+        Ok(Ok(whole)) => Ok(Request::from_parts(head, Body::from(whole.to_bytes()))),
+        Ok(Err(error)) => {
+            let status = if error.is::<http_body_util::LengthLimitError>() { 413 } else { 400 };
+            Err(ApiError { status, text: error.to_string() })
+        }
+        Err(_) => {
+            let text = format!("the request was not complete after {patience:?}");
+            Err(ApiError { status: 408, text })
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::{
     Control, Ended,
     api::{self, Files, Query, ReadConfig, Reloader, Requests, Served, Sockets, Sources},
     kernel::{self, Bpf},
-    listening::Listening,
+    listening::{Listening, Pending},
     metrics,
     seam::{Beside, Kernel, Observe},
     steering,
@@ -129,7 +129,8 @@ fn run_alone<O: Observe>(
     switch.set_machine(cores.handle());
     let metrics =
         metrics::Source::new(requests_to.clone(), switch.clone(), Some(cores.handle()), sas.clone());
-    let listening = metrics::listen::start(&config.metrics, &metrics)?;
+    let pending = Pending::default();
+    let listening = metrics::listen::start_or_wait(&config.metrics, &metrics, &pending)?;
     let of_api = Sources {
         switch: switch.clone(),
         cores: Some(cores.handle()),
@@ -140,13 +141,13 @@ fn run_alone<O: Observe>(
         captures: captures.clone(),
     };
     let served = Served { requests: requests_to, sources: of_api };
-    let web = WebPage::start(&config.web, served.clone())?;
+    let web = WebPage::start(&config.web, served.clone(), &pending)?;
     api::serve(Sockets { control: lock.listen()?, read_only }, served)?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading, conditions);
     if started.is_err() {
         finish(&sas);
     }
-    let mut control = started?.with_captures(captures);
+    let mut control = started?.with_captures(captures).with_pending(pending);
     control.follow_export();
     tracing::info!("ready: {}", control.summary());
     is_ready.store(true, Relaxed);

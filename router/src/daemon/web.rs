@@ -1,18 +1,18 @@
 //! `[web] listen`: the web page on a loopback address, beside the requests of the API that readers may make.
 //!
 //! Every user of this machine can reach the address, so it shows no more than the read-only socket. [`crate::web`] has the files of the
-//! page, and refuses requests that other pages in the same browser cause.
+//! page, and refuses requests that other web pages made.
 
 use super::{
     api::{Served, endpoints::Endpoint, routes},
-    listening::{self, Listening, Table},
+    listening::{self, Listening, Pending, Table},
     serving::{self, Limits},
 };
 use crate::{
     api::ApiError,
     base::door::Room,
     config::WebSettings,
-    web::{files, protected},
+    web::{files, protected, refusal},
 };
 use anyhow::Result;
 use axum::{
@@ -30,12 +30,14 @@ use std::{
     time::Duration,
 };
 
-/// All clients of a loopback address are one source. Requests take at most a quarter of the time of the threads that answer.
+/// Clients are not told apart. Requests take at most a quarter of the time of the threads that answer, however many of them are
+/// inside.
 const LIMITS: Limits = Limits {
-    room: Room { waiting: 64, waiting_of_a_source: 64, inside: 16, inside_of_a_source: 16 },
+    room: Room { waiting: 64, waiting_of_a_source: 64, inside: 64, inside_of_a_source: 64 },
     head: 16 << 10,
     longest: Duration::from_secs(30),
     pause: Some(3),
+    refusal,
     ..serving::READ_ONLY
 };
 
@@ -52,28 +54,28 @@ pub struct WebPage {
 }
 
 impl WebPage {
-    /// Serves the page, if an address is configured.
+    /// Serves the page, if an address is configured. If the daemon cannot listen on it, it tries again, and `pending` says why.
     ///
     /// # Errors
-    /// The daemon cannot listen on the address. The error names the key.
-    pub fn start(settings: &WebSettings, served: Served) -> Result<WebPage> {
+    /// There is no thread for it.
+    pub fn start(settings: &WebSettings, served: Served, pending: &Pending) -> Result<WebPage> {
         let may_explain = Arc::new(AtomicBool::new(settings.explain));
         let mut page = WebPage { served, may_explain, listening: None };
-        page.listening = page.listen(settings)?;
+        let start = |address: SocketAddr| {
+            Listening::start_or_wait(pending, TABLE, address, page.routes(address.port()), LIMITS)
+        };
+        let listening = settings.listen.map(|address| start(address.0)).transpose()?;
+        page.put_in_force(settings, listening);
         Ok(page)
     }
 
     /// Listens on the address of other settings, beside the present one.
     ///
     /// # Errors
-    /// As [`WebPage::start`].
+    /// The daemon cannot listen on the address. The error names the key.
     pub fn listen(&self, settings: &WebSettings) -> Result<Option<Listening>> {
-        let start = |address: SocketAddr| {
-            let routes = page_routes(self.served.clone(), self.may_explain.clone(), address.port());
-            let listening = Listening::start(TABLE, address, routes, LIMITS)?;
-            tracing::info!("the web page is at http://{address}/");
-            Ok(listening)
-        };
+        let start =
+            |address: SocketAddr| Listening::start(TABLE, address, self.routes(address.port()), LIMITS);
         settings.listen.map(|address| start(address.0)).transpose()
     }
 
@@ -81,15 +83,27 @@ impl WebPage {
     pub fn follow(&mut self, settings: &WebSettings, listening: Option<Option<Listening>>) {
         self.may_explain.store(settings.explain, Relaxed);
         if let Some(listening) = listening {
-            self.listening = listening;
+            self.put_in_force(settings, listening);
         }
+    }
+
+    fn put_in_force(&mut self, settings: &WebSettings, listening: Option<Listening>) {
+        let is_open = listening.as_ref().is_some_and(Listening::began_at_once);
+        if let Some(address) = settings.listen.filter(|_| is_open) {
+            tracing::info!("the web page is at http://{}/", address.0);
+        }
+        self.listening = listening;
+    }
+
+    fn routes(&self, port: u16) -> Router {
+        page_routes(self.served.clone(), self.may_explain.clone(), port)
     }
 }
 
 /// Checks whether this machine has the address. Another process, or a running daemon, may use the port.
 ///
 /// # Errors
-/// It has not. The error names the key.
+/// This machine does not have the address. The error names the key.
 pub fn check(settings: &WebSettings) -> Result<()> {
     settings.listen.map_or(Ok(()), |address| listening::check(TABLE, address.0))
 }

@@ -29,11 +29,11 @@ impl IntoResponse for Foreign {
     fn into_response(self) -> Response {
         let text = match self {
             Foreign::Host => {
-                "refused: open this page by a loopback address or localhost, with the port of `[web] listen`; for ssh -L, use \
-                 the same port on both sides"
+                "refused: the address must be localhost or a loopback address, with the port of `[web] listen`. With ssh -L, \
+                 use the same port on both sides"
             }
             Foreign::Origin => {
-                "refused: another web page caused this request; type the address, or open it in a new tab"
+                "refused: another web page sent this request; type the address, or use a bookmark"
             }
         };
         ApiError { status: 403, text: text.into() }.into_response()

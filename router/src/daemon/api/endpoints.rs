@@ -58,8 +58,8 @@ pub struct Endpoint {
     pub summary: &'static str,
     /// The words of the commands that send it; empty: none does.
     pub commands: &'static [&'static str],
-    /// The read-only socket and the web page's address serve it, too: it changes nothing, costs little, and shows nothing that Linux shows only to
-    /// root.
+    /// The read-only socket and the address of the web page serve it, too. It changes nothing and costs little. It shows nothing that
+    /// Linux shows only to root.
     pub is_for_readers: bool,
     pub query: Option<TypeSchema>,
     /// The body, and its largest size in bytes.

@@ -8,7 +8,7 @@ use crate::{
     base::door::Room,
     config::MetricsSettings,
     daemon::{
-        listening::{self, Listening, Table},
+        listening::{self, Listening, Pending, Table},
         serving::{self, Limits},
     },
 };
@@ -37,10 +37,23 @@ pub fn start(settings: &MetricsSettings, source: &Source) -> Result<Option<Liste
     settings.listen.map(|address| start(address.0)).transpose()
 }
 
+/// As [`start`], for a daemon that starts: if it cannot listen on the address, it tries again, and `pending` says why.
+///
+/// # Errors
+/// There is no thread for it.
+pub fn start_or_wait(
+    settings: &MetricsSettings,
+    source: &Source,
+    pending: &Pending,
+) -> Result<Option<Listening>> {
+    let start = |address| Listening::start_or_wait(pending, TABLE, address, routes(source.clone()), LIMITS);
+    settings.listen.map(|address| start(address.0)).transpose()
+}
+
 /// Checks whether this machine has the address. Another process, or a running daemon, may use the port.
 ///
 /// # Errors
-/// It has not. The error names the key.
+/// This machine does not have the address. The error names the key.
 pub fn check(settings: &MetricsSettings) -> Result<()> {
     settings.listen.map_or(Ok(()), |address| listening::check(TABLE, address.0))
 }

@@ -1,7 +1,14 @@
 //! The tables, reports about them, and comparing them with Linux.
 
 use super::*;
-use crate::{api::RouteQuery, daemon::metrics::Observed};
+use crate::{
+    api::RouteQuery,
+    daemon::{
+        listening::{Listening, Pending},
+        metrics::Observed,
+        serving,
+    },
+};
 
 #[test]
 fn the_table_follows_events() {
@@ -271,6 +278,24 @@ fn explain_says_what_it_assumes() {
         crate::api::status::ExplainRequest { frame, port: Some("eth2".into()), ..Default::default() };
     let report: ExplainReport = case.ask(Query::Explain(request));
     assert!(report.notes[0].contains("interface eth2: this box sent the frame"), "{report:?}");
+}
+
+#[test]
+fn an_address_that_cannot_be_listened_on_is_a_condition() {
+    let mut case = start_with(config(), linux()).unwrap();
+    let pending = Pending::default();
+    let address = "192.0.2.77:9111".parse().unwrap();
+    let listening =
+        Listening::start_or_wait(&pending, "metrics", address, axum::Router::new(), serving::CONTROL)
+            .unwrap();
+    case.control = case.control.with_pending(pending);
+    let status = case.status();
+    let [condition] = &status.conditions[..] else { panic!("{:?}", status.conditions) };
+    assert_eq!((condition.kind.as_str(), condition.is_note), ("configuration", false));
+    let begin = "metrics.listen: cannot listen on 192.0.2.77:9111: ";
+    assert!(condition.sentence.starts_with(begin), "{condition:?}");
+    drop(listening);
+    assert_eq!(case.conditions(), [""; 0]);
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn start(explain: bool) -> (WebPage, SocketAddr) {
     // The port must be known before it is listened on, because hosts are compared with it.
     let free = listening::bind(TABLE, "127.0.0.1:0".parse().unwrap()).unwrap().local_addr().unwrap();
     let settings = WebSettings { listen: Some(LoopbackAddress(free)), explain };
-    (WebPage::start(&settings, served()).unwrap(), free)
+    (WebPage::start(&settings, served(), &Pending::default()).unwrap(), free)
 }
 
 fn connect(to: SocketAddr, text: &str) -> TcpStream {
@@ -145,10 +145,18 @@ fn other_pages_of_the_browser_are_refused() {
 
 #[test]
 fn every_answer_has_the_headers_that_keep_other_pages_out() {
+    /// No handler sees this request.
+    const LONG: &str = "Content-Length: 9999999\r\n";
     let (_page, address) = start(false);
-    for (path, more) in
-        [("/", ""), ("/v1/status", ""), ("/v1/stop", ""), ("/nothing", ""), ("/", "Origin: null\r\n")]
-    {
+    assert_eq!(ask(address, "GET", "/", LONG).0, 413);
+    for (path, more) in [
+        ("/", ""),
+        ("/v1/status", ""),
+        ("/v1/stop", ""),
+        ("/nothing", ""),
+        ("/", "Origin: null\r\n"),
+        ("/", LONG),
+    ] {
         let (_, answer) = ask(address, "GET", path, more);
         for header in [
             "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src \
@@ -183,7 +191,19 @@ fn packets_are_explained_only_where_the_configuration_allows_it() {
     assert!(post(body).starts_with("HTTP/1.1 403 "), "a reload takes it back");
 }
 
-/// All clients of a loopback address are one source, so the flood comes from the place of the reader, too.
+/// Several pages of a slow daemon ask for several reports each. None is refused, because turns bound the work.
+#[test]
+fn many_requests_at_once_are_answered_in_turn() {
+    let (_page, address) = start(false);
+    let request = format!("GET /v1/status HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let clients: Vec<_> = (0..48).map(|_| connect(address, &request)).collect();
+    for client in clients {
+        let answer = rest(client);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+}
+
+/// Clients are not told apart, so the flood comes from the place of the reader, too.
 #[test]
 fn a_flood_of_idle_connections_keeps_nobody_out() {
     /// The limit of docs/security.md.
