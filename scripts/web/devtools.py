@@ -123,10 +123,11 @@ class Page:
             return
         headers = [{"name": "content-type", "value": "application/json"}]
         body = base64.b64encode(json.dumps(answer).encode()).decode()
-        self.post("Fetch.fulfillRequest", {"requestId": params["requestId"], "responseCode": 200, "responseHeaders": headers, "body": body})
+        code = answer if isinstance(answer, int) else 200
+        self.post("Fetch.fulfillRequest", {"requestId": params["requestId"], "responseCode": code, "responseHeaders": headers, "body": body})
 
     def answer_requests(self, pattern, fulfil):
-        """Answers requests in place of the server, by a function from the URL to JSON; None: the server answers."""
+        """Answers requests in place of the server, by a function from the URL to JSON, or to the status of an error; None: the server answers."""
         self.fulfil = fulfil
         self.call("Fetch.enable", patterns=[{"urlPattern": pattern}])
 

@@ -32,9 +32,10 @@ class Answers:
             "unclassified": [], "lost": [],
         } for i in range(PORTS)]
         routers = [{
-            "router": f"{EVIL}r{i}", "id": i, "accelerated": {"ipv4": i % 7 != 3, "ipv6": True}, "ruled": {"ipv4": False, "ipv6": False},
-            "why_not": {"ipv4": [why(f"{EVIL} stands in the way; run something")] if i % 7 == 3 else [], "ipv6": []}, "connections": i,
-            "left_to_kernel": [], "interfaces": INTERFACES // ROUTERS, "routes": {"ipv4": 1000 * i, "ipv6": i}, "neighbours": 10,
+            "router": f"{EVIL}r{i}", "id": i, "accelerated": {"ipv4": i % 7 not in [3, 5], "ipv6": i % 7 != 6}, "ruled": {"ipv4": False, "ipv6": False},
+            "why_not": {"ipv4": [why(f"{EVIL} stands in the way; run something")] if i % 7 == 3 else [],
+                        "ipv6": [{"code": "forwarding_off", "text": "IPv6 forwarding is off"}] if i % 7 == 6 else []}, "connections": i,
+            "left_to_kernel": [{"interface": EVIL, "why_not": {"ipv4": [why(EVIL)], "ipv6": []}}] if i % 7 == 5 else [], "interfaces": INTERFACES // ROUTERS, "routes": {"ipv4": 1000 * i, "ipv6": i}, "neighbours": 10,
             "packets": packets(int(now * 300_000 * (i + 1))), "ns_per_packet": 100.0 + i, "reasons": [],
         } for i in range(ROUTERS)]
         reasons = [{"reason": f"reason_{i}", "class": ["pass", "drop", "lost"][i % 3], "text": EVIL, "packets": int(now * 1000 / (i + 1))} for i in range(40)]

@@ -21,7 +21,7 @@ macro_rules! file {
 }
 
 /// All files.
-pub const FILES: [StaticFile; 16] = [
+pub const FILES: [StaticFile; 17] = [
     file!("/", "index.html", HTML),
     file!("/style.css", "style.css", CSS),
     file!("/sections.css", "sections.css", CSS),
@@ -32,6 +32,7 @@ pub const FILES: [StaticFile; 16] = [
     file!("/rates.js", "rates.js", SCRIPT),
     file!("/text.js", "text.js", SCRIPT),
     file!("/headline.js", "headline.js", SCRIPT),
+    file!("/fast.js", "fast.js", SCRIPT),
     file!("/topology.js", "topology.js", SCRIPT),
     file!("/charts.js", "charts.js", SCRIPT),
     file!("/reasons.js", "reasons.js", SCRIPT),
@@ -75,8 +76,8 @@ mod tests {
     /// As `millrace status`, the page does not call a router slow for what Linux does not forward either.
     #[test]
     fn the_page_knows_the_causes_of_idle_routers() {
-        let headline = FILES.iter().find(|file| file.path == "/headline.js").unwrap().body;
-        let list = headline.split_once("const IDLE = [").unwrap().1.split_once(']').unwrap().0;
+        let fast = FILES.iter().find(|file| file.path == "/fast.js").unwrap().body;
+        let list = fast.split_once("const IDLE = [").unwrap().1.split_once(']').unwrap().0;
         let known: BTreeSet<_> = list.split(", ").map(|code| code.trim_matches('"')).collect();
         let idle = logic::cause::Code::ALL.iter().filter(|code| code.is_idle());
         assert_eq!(known, idle.map(|code| code.name()).collect());

@@ -5,8 +5,6 @@ import { bps, byId, el, plural, pps, setText, si, svg, time } from "./text.js";
 
 const SECONDS = 300;
 const LINES = 8;
-/** A line is interrupted where the daemon did not answer for so long. */
-const GAP_S = 4;
 /** Seconds between two markers of a line. */
 const MARK_EVERY = 30;
 const BOX = { width: 640, height: 230, left: 62, right: 14, top: 10, bottom: 26 };
@@ -113,14 +111,14 @@ class Chart {
     return BOX.height - BOX.bottom - (value / top) * (BOX.height - BOX.top - BOX.bottom);
   }
 
-  draw(all, points, now) {
+  draw(all, { points, gap }, now) {
     const shown = all.filter((line) => !hidden.has(line.key));
     const values = shown.map((line) => points.map((point) => ({ at: point.at, value: valueAt(point, line, this.what) })));
     const greatest = Math.max(0, ...values.flat().map(({ value }) => value ?? 0));
     const axis = ticks(greatest * 1.02);
     const top = axis.at(-1);
     const parts = [...this.#axes(axis, now)];
-    shown.forEach((line, i) => parts.push(...this.#line(line, values[i], top, now)));
+    shown.forEach((line, i) => parts.push(...this.#line(line, values[i], top, now, gap)));
     if (cross !== null) {
       const x = this.x(now - cross, now);
       parts.push(svg("path", { class: "cross", d: `M${x} ${BOX.top}V${BOX.height - BOX.bottom}` }));
@@ -149,7 +147,7 @@ class Chart {
     return parts;
   }
 
-  #line(line, values, top, now) {
+  #line(line, values, top, now, gap) {
     let path = "";
     let before = null;
     let marked = null;
@@ -160,7 +158,7 @@ class Chart {
         continue;
       }
       const [x, y] = [this.x(at, now).toFixed(1), this.y(value, top).toFixed(1)];
-      path += `${before === null || at - before > GAP_S ? "M" : "L"}${x} ${y}`;
+      path += `${before === null || at - before > gap ? "M" : "L"}${x} ${y}`;
       before = at;
       // Markers stay on their points as the chart moves, and those of two lines are apart.
       const turn = Math.floor((at + line.slot * 4) / MARK_EVERY);
@@ -213,20 +211,20 @@ function legend(all, point) {
 }
 
 function draw() {
-  const { ports, points, now, date } = last;
+  const { ports, points, gap, now, date } = last;
   const all = lines(ports, points);
-  for (const chart of charts) chart.draw(all, points, now);
+  for (const chart of charts) chart.draw(all, { points, gap }, now);
   const wanted = now - (cross ?? 0);
   const nearest = points.reduce((best, point) => (best === null || Math.abs(point.at - wanted) < Math.abs(best.at - wanted) ? point : best), null);
-  const point = nearest && Math.abs(nearest.at - wanted) <= GAP_S ? nearest : null;
+  const point = nearest && Math.abs(nearest.at - wanted) <= gap ? nearest : null;
   legend(all, point);
-  const when = cross === null ? "now" : `at ${time(new Date(date - cross * 1000))}`;
-  setText(byId("rates-note"), `Values in the legend are those ${when}. Packets that flow rules send without routing are not counted here.`);
+  const values = cross === null ? "current values" : `values at ${time(new Date(date - cross * 1000))}`;
+  setText(byId("rates-note"), `The legend shows ${values}. Packets that flow rules forward without routing are not counted.`);
 }
 
-/** Shows the charts. `points`: a history of maps from ports to rates; `now`: on its clock. */
-export function showCharts(ports, points, now) {
-  last = { ports, points, now, date: Date.now() };
+/** Shows the charts. `history`: of maps from ports to rates; `now`: on its clock. */
+export function showCharts(ports, history, now) {
+  last = { ports, points: history.points, gap: history.gap, now, date: Date.now() };
   draw();
 }
 

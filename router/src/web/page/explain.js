@@ -14,7 +14,7 @@ const FIELDS = [
   { name: "destination_port", label: "Destination port", hint: "80", type: "number" },
   { name: "ttl", label: "TTL", hint: "64", type: "number" },
   { name: "tos", label: "TOS", hint: "0", type: "number" },
-  { name: "len", label: "IP bytes", hint: "the shortest", type: "number" },
+  { name: "len", label: "IP length", hint: "minimum", type: "number" },
   { name: "frame", label: "Or a whole frame, hexadecimal", hint: "it needs the port", isDouble: true },
 ];
 const HEADERS = [
@@ -32,6 +32,8 @@ const form = byId("explain-form");
 const answer = byId("explain-answer");
 const command = el("code", {});
 const copy = el("button", { type: "button" }, "Copy command");
+/** The option of a command that names this daemon. */
+let instance = "";
 const send = el("button", { type: "submit", class: "primary" }, "Explain");
 
 function field({ name, label, options, hint, type, isDouble }) {
@@ -67,10 +69,10 @@ const quoted = (word) => (/^[\w.,:/=@%+-]+$/.test(word) ? word : `'${word.replac
 
 function showCommand() {
   const { packet, router, port, frame } = request();
-  const options = [router && `--router ${quoted(router)}`, port && `--port ${quoted(port)}`].filter(Boolean);
+  const options = [router && `--router ${quoted(router)}`, port && `--port ${quoted(port)}`, instance && `--instance ${quoted(instance)}`].filter(Boolean);
   const text = frame
-    ? "a frame cannot be an argument; write it to a pcap file: millrace explain FILE --port PORT"
-    : ["millrace explain", `'${(packet ?? "").replaceAll("'", "'\\''")}'`, ...options].join(" ");
+    ? ["a frame cannot be an argument; write it to a pcap file: millrace explain FILE", ...(port ? [] : ["--port PORT"]), ...options].join(" ")
+    : ["millrace explain", quoted(packet ?? ""), ...options].join(" ");
   setText(command, text);
   copy.disabled = Boolean(frame);
 }
@@ -153,6 +155,7 @@ function choices(name, names) {
 
 /** Offers routers and ports that there are. */
 export function offer(status) {
+  instance = status.instance ?? "";
   choices("router", status.routers.map((router) => router.router).filter((router) => router !== "host"));
   choices("port", status.ports.map((port) => port.port));
   showCommand();

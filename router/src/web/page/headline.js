@@ -1,23 +1,14 @@
-// The first section: what is not fast, what is wrong, and the sums of all routers. The words are those of `millrace status`.
+// The first section: what is not fast, what is wrong, and the sums of all routers.
+//
+// Its first line is made as in cli/text/status.rs, except that only conditions count as problems. So problems of paths and workers
+// that are no conditions are left out.
 
+import { howMuch, slowReason } from "./fast.js";
 import { bps, brief, byId, count, el, percent, plural, pps, setText, si, span, versions } from "./text.js";
 
 const MOST = 20;
 /** The most names in a sentence about several things. */
 const NAMES = 3;
-
-// With one of these causes, Linux does not forward either. A test compares them with `Code::is_idle`.
-const IDLE = ["no_interface", "device_down", "forwarding_off", "ipv6_disabled", "device_missing", "port_down"];
-
-const isIdle = (why) => IDLE.includes(why.code);
-
-/** The versions that have reasons, and the first reason. A version that Linux does not forward either is not slow. */
-function reasons(whyNot) {
-  const first = (all) => (all.some(isIdle) ? null : all[0]);
-  const [ipv4, ipv6] = [first(whyNot.ipv4), first(whyNot.ipv6)];
-  const which = versions(ipv4, ipv6);
-  return which && { which, why: ipv4 ?? ipv6 };
-}
 
 /** What is not on the fast path, the widest effect first: what kind of thing, its name, and a sentence. */
 function findings(status) {
@@ -25,7 +16,7 @@ function findings(status) {
   const found = [];
   const add = (kind, name, text) => found.push({ kind, name, text });
   const addSlow = (kind, name, whyNot) => {
-    const slow = reasons(whyNot);
+    const slow = slowReason(whyNot);
     if (slow) add(kind, name, `${slow.which} on the kernel path: ${brief(slow.why)}`);
   };
   if (status.flows.rules > 0 && !status.flows.in_charge) add("", "", "flow rules are not in charge, so packets are routed");
@@ -62,8 +53,7 @@ export function notFast(status) {
 function allFast(status) {
   const routers = status.routers.filter((router) => router.interfaces > 0);
   if (routers.length === 0) return "no router has an interface on a port";
-  const isFast = (version) => routers.some((router) => router.accelerated[version] ||
-    (router.why_not[version].length === 0 && router.left_to_kernel.filter((left) => left.why_not[version].length > 0).length < router.interfaces));
+  const isFast = (version) => routers.some((router) => howMuch(router, version) !== "kernel");
   const which = versions(isFast("ipv4"), isFast("ipv6"));
   if (!which) return "Linux forwards nothing between the ports (net.ipv4.ip_forward)";
   const be = which.includes("and") ? "are" : "is";
@@ -133,6 +123,6 @@ export function showTiles(status, rate, cores) {
     // Where queues are left alone, cores have no role.
     const busy = cores.cores.filter((core) => ["forward", "both"].includes(core.role) || core.forwarding >= 0.01);
     const load = cores.cores.reduce((sum, core) => sum + core.forwarding, 0);
-    tile("Cores that forward", `${busy.length} of ${cores.cores.length}`, `${percent(load)} of a core in all`);
+    tile("Cores that forward", `${busy.length} of ${cores.cores.length}`, `${percent(load)} of one core in total`);
   }
 }

@@ -4,7 +4,7 @@ import { showCharts } from "./charts.js";
 import { addEvents, eventsPath, forgetEvents } from "./events.js";
 import { offer } from "./explain.js";
 import { showHeadline, showTiles } from "./headline.js";
-import { Poll } from "./poll.js";
+import { Poll, Refused } from "./poll.js";
 import { Counters, History } from "./rates.js";
 import { reasonCounters, showReasons } from "./reasons.js";
 import { coresTable, interfaceKey, interfacesTable, portsTable, queuesTable, routersTable } from "./tables.js";
@@ -50,7 +50,7 @@ function onStatus(status) {
   showHeadline(status);
   showTiles(status, (field) => rate("all", field), known.cores);
   showReasons(status, rate, status.at_s);
-  showCharts(status.ports.map((port) => port.port), history.points, status.at_s);
+  showCharts(status.ports.map((port) => port.port), history, status.at_s);
   tables.routers.show(status.routers);
   tables.ports.show(status.ports);
   offer(status);
@@ -111,8 +111,36 @@ function isLost(error) {
   byId("live").dataset.state = "lost";
   setText(byId("live"), "no answer");
   byId("lost").hidden = false;
-  const since = answered ? `No answer since ${time(answered)}` : "No answer yet";
-  setText(byId("lost"), `${since}: ${error.message}. This page shows the last answer and keeps asking; forwarding goes on without the daemon for a while.`);
+  // A daemon that refuses is there.
+  const forwarding = error instanceof Refused ? "" : "; forwarding continues until the heartbeat expires";
+  setText(byId("lost"), `${since(answered)}: ${error.message}. This page shows the last answer and asks again${forwarding}.`);
+}
+
+const since = (answered) => (answered ? `No answer since ${time(answered)}` : "No answer yet");
+
+/**
+ * The functions of a poll beside the status. While it fails, these sections say so. `what`: what is old.
+ */
+function noted(what, sections, heard) {
+  const notes = sections.map((section) => {
+    const note = el("p", { class: "stale", role: "status", hidden: true });
+    byId(section).querySelector(".title").after(note);
+    return note;
+  });
+  let last = null;
+  return {
+    heard: (answer, at) => {
+      last = new Date();
+      for (const note of notes) note.hidden = true;
+      heard(answer, at);
+    },
+    failed: (error) => {
+      for (const note of notes) {
+        setText(note, `${what}: ${since(last).toLowerCase()}: ${error.message}`);
+        note.hidden = false;
+      }
+    },
+  };
 }
 
 function offerReload(version) {
@@ -132,9 +160,8 @@ function followSections() {
   for (const id of links.keys()) observer.observe(byId(id));
 }
 
-const quiet = () => {};
 followSections();
 new Poll("v1/status", { every: EVERY_MS, heard: onStatus, failed: isLost });
-new Poll("v1/cores", { every: EVERY_MS, heard: onCores, failed: quiet });
-new Poll("v1/interfaces", { every: EVERY_MS, heard: onInterfaces, failed: quiet });
-new Poll(eventsPath, { every: EVERY_MS, heard: addEvents, failed: quiet });
+new Poll("v1/cores", { every: EVERY_MS, ...noted("Queues and cores", ["topology", "cores"], onCores) });
+new Poll("v1/interfaces", { every: EVERY_MS, ...noted("Interfaces", ["topology", "interfaces"], onInterfaces) });
+new Poll(eventsPath, { every: EVERY_MS, ...noted("Events", ["events"], addEvents) });

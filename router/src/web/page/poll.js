@@ -1,6 +1,8 @@
-// Asks the daemon again and again. Each request has one answer to wait for at a time, and none while the page is hidden.
+// Each poll has at most one request in flight. Hidden pages send none.
 
 const PATIENCE_MS = 10_000;
+/** The longest pause after a slow answer. Two answers are then less than `LONGEST_S` of rates.js apart. */
+const LONGEST_PAUSE_MS = 15_000;
 
 /** An answer of the API that is an error. */
 export class Refused extends Error {
@@ -52,15 +54,22 @@ export class Poll {
   async #ask() {
     this.isAsking = true;
     const began = performance.now();
+    let show;
     try {
       const answer = await ask(typeof this.path === "function" ? this.path() : this.path);
-      this.heard(answer, performance.now());
+      show = () => this.heard(answer, performance.now());
     } catch (error) {
-      this.failed(error);
+      show = () => this.failed(error);
     }
     this.isAsking = false;
-    // A daemon with thousands of interfaces is asked less often: at most a quarter of the time is spent waiting.
+    try {
+      show();
+    } catch (error) {
+      // A fault of this page is no silence of the daemon.
+      console.error(error);
+    }
+    // A daemon with thousands of interfaces is asked less often: three quarters of the time are pauses.
     const took = performance.now() - began;
-    this.next(Math.max(this.every - took, 3 * took, 100));
+    this.next(Math.max(this.every - took, Math.min(3 * took, LONGEST_PAUSE_MS), 100));
   }
 }

@@ -1,8 +1,13 @@
 // Rates, from two answers and the time between them.
 
-/** How often a counter counted each second; null: not known, or the counter began again. */
+/** Rates over a longer time are not shown as current: the page was hidden, or the daemon did not answer. */
+export const LONGEST_S = 30;
+/** The least time without an answer that interrupts a line. */
+const GAP_S = 4;
+
+/** Increase per second; null: not known, or the counter was reset. */
 export function rate(before, now, seconds) {
-  if (before === undefined || before === null || now === undefined || !(seconds > 0) || now < before) return null;
+  if (before === undefined || before === null || now === undefined || !(seconds > 0 && seconds <= LONGEST_S) || now < before) return null;
   return (now - before) / seconds;
 }
 
@@ -44,6 +49,12 @@ export class History {
     this.seconds = seconds;
     /** Points `{at, values}`, the oldest first; `values` has an object for each key. */
     this.points = [];
+  }
+
+  /** A line is interrupted between points that are further apart, seconds. A slow daemon is asked less often. */
+  get gap() {
+    const steps = this.points.slice(1).map((point, i) => point.at - this.points[i].at).sort((a, b) => a - b);
+    return Math.max(GAP_S, 3 * (steps[Math.floor(steps.length / 2)] ?? 0));
   }
 
   /** Adds the values of a moment, and forgets those that are too old. */

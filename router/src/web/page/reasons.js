@@ -22,19 +22,19 @@ let last = null;
 const went = (reason) => WENT[reason.class] ?? [reason.class, "pass"];
 
 function spark(row) {
-  const points = histories.get(row.key)?.points ?? [];
+  const { points, gap } = histories.get(row.key) ?? { points: [], gap: 0 };
   const now = points.at(-1)?.at ?? 0;
   const greatest = Math.max(1e-9, ...points.map((point) => point.values));
   const x = (at) => (SPARK.width * (1 - (now - at) / SPARK.seconds)).toFixed(1);
   const y = (value) => (SPARK.height - 2 - (value / greatest) * (SPARK.height - 4)).toFixed(1);
-  const path = points.map((point, i) => `${i === 0 ? "M" : "L"}${x(point.at)} ${y(point.values)}`).join("");
+  const path = points.map((point, i) => `${i === 0 || point.at - points[i - 1].at > gap ? "M" : "L"}${x(point.at)} ${y(point.values)}`).join("");
   return svg("svg", { class: "spark", viewBox: `0 0 ${SPARK.width} ${SPARK.height}`, role: "img", "aria-label": "the last minute" },
     svg("line", { x1: 0, x2: SPARK.width, y1: SPARK.height - 2, y2: SPARK.height - 2 }), path ? svg("path", { d: path }) : null);
 }
 
 const table = new DataTable("reasons-table", {
   what: "reason",
-  empty: "All packets were forwarded.",
+  empty: "No packet was counted here.",
   order: { column: 2, ascending: false },
   columns: [
     { title: "Reason", className: "name", text: (row) => row.reason },

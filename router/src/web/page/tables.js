@@ -1,6 +1,7 @@
 // Tables that are sorted, filtered and bounded, and those of routers, interfaces, ports, queues and cores.
 
-import { bps, brief, byId, count, el, percent, plural, pps, setText, si, versions } from "./text.js";
+import { ofInterface, ofRouter } from "./fast.js";
+import { bps, brief, byId, count, el, percent, plural, pps, setText, si } from "./text.js";
 
 const STEP = 25;
 
@@ -96,17 +97,12 @@ export class DataTable {
 const badge = (text, kind) => el("span", { class: `badge ${kind}` }, text);
 const whys = (whyNot) => [...new Set([...whyNot.ipv4, ...whyNot.ipv6].map((why) => why.text))].join("; ");
 
-function where(accelerated, ruled) {
-  const fast = versions(accelerated.ipv4, accelerated.ipv6);
-  const some = ruled && versions(ruled.ipv4 && !accelerated.ipv4, ruled.ipv6 && !accelerated.ipv6);
-  return [fast && `${fast} fast`, some && `${some} partly fast`].filter(Boolean).join(", ") || "by the kernel";
-}
-
-const pathColumn = {
+/** `of`: what is fast of a row. */
+const pathColumn = (of) => ({
   title: "Path",
-  text: (row) => where(row.accelerated, row.ruled),
-  cell: (row) => badge(where(row.accelerated, row.ruled), row.accelerated.ipv4 && row.accelerated.ipv6 ? "good" : "up"),
-};
+  text: (row) => of(row).text,
+  cell: (row) => badge(of(row).text, of(row).colour),
+});
 
 /** A column with a rate, and its form. */
 const rated = (title, rate, form) => ({ title, value: rate, text: (row) => form(rate(row)) });
@@ -115,10 +111,10 @@ const counted = (title, value) => ({ title, value, text: (row) => count(value(ro
 export const routersTable = (rate) => {
   const of = (field) => (row) => rate(`router:${row.router}`, field);
   return new DataTable("routers-table", {
-    what: "router", filter: "routers-filter", empty: "No router fits.",
+    what: "router", filter: "routers-filter", empty: "No router matches.",
     columns: [
       { title: "Router", className: "name", text: (row) => row.router },
-      pathColumn,
+      pathColumn(ofRouter),
       rated("Forwarded", of("forwarded"), pps),
       rated("Bits", of("forwarded_bytes"), bps),
       rated("To the kernel", of("passed"), pps),
@@ -137,13 +133,13 @@ export const interfaceKey = (row) => JSON.stringify([row.router, row.interface])
 export const interfacesTable = (rates) => {
   const of = (field) => (row) => rates.rate(interfaceKey(row), field);
   return new DataTable("interfaces-table", {
-    what: "interface", filter: "interfaces-filter", empty: "No interface fits.",
+    what: "interface", filter: "interfaces-filter", empty: "No interface matches.",
     columns: [
       { title: "Interface", className: "name", text: (row) => row.interface },
       { title: "Router", className: "name", text: (row) => row.router },
       { title: "Port", text: (row) => (row.port ?? "–") + (row.vlan ? ` VLAN ${row.vlan}` : "") },
       { title: "MAC address", text: (row) => row.mac },
-      pathColumn,
+      pathColumn(ofInterface),
       rated("Received", of("rx_packets"), pps),
       rated("Bits", of("rx_bytes"), bps),
       rated("Sent", of("tx_packets"), pps),

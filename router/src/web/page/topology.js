@@ -3,8 +3,9 @@
 //
 // The picture is drawn again when something comes or goes. Otherwise only texts, widths and bars change.
 
+import { ofRouter } from "./fast.js";
 import { Choice } from "./rates.js";
-import { bps, byId, percent, plural, pps, setAttributes, setText, shorten, svg, versions } from "./text.js";
+import { bps, byId, percent, plural, pps, setAttributes, setText, shorten, svg } from "./text.js";
 
 const WIDTH = 1240;
 const TOP = 30;
@@ -22,6 +23,7 @@ const LABEL = 168;
 
 const choices = { routers: new Choice(), ports: new Choice(), queues: new Choice(), cores: new Choice() };
 let drawn = null;
+let last = null;
 
 /** The nodes of a column, and the number of those that are not drawn. */
 function column(kind, all, most) {
@@ -31,15 +33,14 @@ function column(kind, all, most) {
 
 function routerNodes(status, rate) {
   return status.routers.filter((router) => router.interfaces > 0).map((router) => {
-    const slow = versions(!router.accelerated.ipv4, !router.accelerated.ipv6);
-    const fast = versions(router.accelerated.ipv4, router.accelerated.ipv6);
+    const fast = ofRouter(router);
     const forwarded = rate(`router:${router.router}`, "forwarded");
     return {
       key: `router:${router.router}`,
       name: router.router,
       weight: forwarded ?? 0,
-      facts: [`forwards ${pps(forwarded)}`, [fast && `${fast} fast`, slow && `${slow} by the kernel`].filter(Boolean).join(", ")],
-      isSlow: slow !== null && fast === null,
+      facts: [`forwards ${pps(forwarded)}`, fast.text],
+      isSlow: fast.isSlow,
     };
   });
 }
@@ -279,6 +280,7 @@ function updateLink(part, link, greatest) {
 
 /** Shows the picture. `data`: `status`, `cores`, `interfaces`, `rate`, `interfaceRates`. */
 export function showTopology(data) {
+  last = data;
   const most = Number(byId("topology-most").value);
   const columns = [
     column("routers", routerNodes(data.status, data.rate), most),
@@ -299,4 +301,5 @@ export function showTopology(data) {
 
 byId("topology-most").addEventListener("change", () => {
   drawn = null;
+  if (last) showTopology(last);
 });
