@@ -57,6 +57,8 @@ class Bed:
         self.box = f"{self.name}-box"
 
     def build(self):
+        if not os.access(self.millrace, os.X_OK):
+            raise RuntimeError(f"there is no program {self.millrace}: run `cargo build`, or set MILLRACE to its path")
         for name in [f"{self.name}-box", *(f"{self.name}-{host}" for host in HOSTS.values()), *self.routers.values()]:
             run("ip", "netns", "add", name)
             self.namespaces.append(name)
