@@ -448,13 +448,15 @@ int daemon_is_here(void *ctx)
 	return 0;
 }
 
+/* Several threads that end at the same time may all find none alive; the first of them takes the daemon's number. */
 SEC("raw_tp/sched_process_exit")
 int daemon_exits(struct bpf_raw_tracepoint_args *ctx)
 {
 	const struct task_struct *task = (void *)ctx->args[0];
-	__u64 *daemon = ROW(policy_daemon, 0);
+	__u64 *daemon = ROW(policy_daemon, 0), process = bpf_get_current_pid_tgid() >> 32;
 
-	if (daemon && *daemon == bpf_get_current_pid_tgid() >> 32 && !BPF_CORE_READ(task, signal, live.counter))
+	if (daemon && *daemon == process && !BPF_CORE_READ(task, signal, live.counter) &&
+	    __sync_val_compare_and_swap(daemon, process, 0) == process)
 		mark_all();
 	return 0;
 }
