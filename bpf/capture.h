@@ -8,6 +8,9 @@
  */
 #pragma once
 
+/* The record of such a packet has its head as it came in. */
+#define CAPTURE_AS_IT_CAME (CAPTURE_MATCHED | CAPTURE_SAMPLED)
+
 /*
  * The filter of the capture. User space puts its instructions into this room when it loads the program
  * (router/src/plane/capture.rs). Until then, all packets match. The kernel removes the unused room.
@@ -69,11 +72,9 @@ __noinline int capture_begin(struct xdp_md *ctx, __u32 cpu)
 	if (is_sampled(row, c->sample_every))
 		wanted = CAPTURE_SAMPLED;
 	if (c->capturing)
-		wanted |= capture_filter(ctx, &row->cells) ? CAPTURE_MATCHED : CAPTURE_UNSURE;
-	if (!wanted)
-		return 0;
-	row->record.head_bytes = 0;
-	if (wanted == CAPTURE_UNSURE)
+		wanted |= capture_filter(ctx, &row->cells) ? CAPTURE_MATCHED :
+			  c->filter_once ? CAPTURE_IF_CHANGED : CAPTURE_UNSURE;
+	if (!(wanted & CAPTURE_AS_IT_CAME))
 		return wanted;
 	row->record.in_data = (long)ctx->data;
 	row->record.in_bytes = bpf_xdp_get_buff_len(ctx);
@@ -119,7 +120,7 @@ static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *
 		return false;
 	if (!has_bit(c->reasons, e->reason == REASON_NONE ? MAX_REASONS : e->reason))
 		return false;
-	/* NAT or a rule may have made it a packet that the filter wants. */
+	/* What may have made it a packet that the filter wants: may_match_now(). */
 	return e->wanted & CAPTURE_MATCHED || (e->reason == REASON_NONE && !core && capture_filter(ctx, &row->cells));
 }
 
@@ -187,6 +188,14 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	return 0;
 }
 
+/* May a packet that the filter did not match as it came in match as it leaves? Tags, NAT and flow rules change much of a packet. */
+static __always_inline bool may_match_now(const struct packet *p, enum reason reason)
+{
+	if (reason != REASON_NONE || p->core)
+		return false;
+	return p->wanted & CAPTURE_UNSURE || p->by_rules || p->connection || p->tags || (p->out && p->out->vlan);
+}
+
 /* The verdict about a packet is known, and nothing will change it any more. */
 static __always_inline void capture_end(const struct packet *p, enum reason reason)
 {
@@ -201,6 +210,8 @@ static __always_inline void capture_end(const struct packet *p, enum reason reas
 	__u64 word;
 
 	__builtin_memcpy(&word, &e, sizeof(word));
-	if (p->wanted && reason != REASON_NOT_A_PORT)
+	if (!p->wanted || reason == REASON_NOT_A_PORT)
+		return;
+	if (p->wanted & CAPTURE_AS_IT_CAME || may_match_now(p, reason))
 		capture_verdict(p->ctx, p->cpu, word, p->core);
 }

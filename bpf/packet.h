@@ -39,6 +39,7 @@ struct packet {
 	bool  explain;
 	bool  shared;		/* shares of the core may be in force */
 	bool  handed;		/* it came from another core, and goes to no third one */
+	bool  by_rules;		/* flow rules may change it */
 	bool  capture;		/* it may be captured or sampled; only then these are used: */
 	__u8  wanted;		/* bits: enum capture_why */
 	__u16 egress;		/* port id by which a flow rule sends it */

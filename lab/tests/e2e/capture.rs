@@ -2,7 +2,9 @@
 
 use crate::{
     bed::{Bed, output},
+    connections::{self, exchange, udp},
     daemon::{Daemon, Leftovers, binary, eventually},
+    firewall::{SERVER, nft},
     user_plane::numbered,
 };
 use pcap_file::pcapng::{
@@ -316,4 +318,56 @@ fn a_capture_outlives_a_change_of_the_program() {
         packets(&file).into_iter().filter(|p| p.comment == "dropped (rule_drop): a flow rule drops it");
     assert_eq!(dropped.count(), 5);
     is_plain(&bed);
+}
+
+/// The filter names what a flow rule or NAT makes of a packet. So the capture has the packets only as they leave.
+fn as_they_leave(daemon: &Daemon, file: &Path, filter: &[&str], send: impl FnOnce()) -> Vec<Packet> {
+    let capture = Capture::start(daemon, file, filter);
+    send();
+    capture.interrupt();
+    capture.ended();
+    let packets = packets(file);
+    assert!(packets.iter().all(|packet| packet.outbound), "{packets:?}");
+    packets
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_packet_that_a_flow_rule_changes_is_captured_as_it_leaves() {
+    let (bed, _leftovers, daemon, directory) = start();
+    daemon.ask(&["flows", "add", "priority=1,actions=NORMAL"]);
+    daemon.ask(&["flows", "add", "priority=9,udp,tp_dst=4001,actions=mod_tp_dst:4000,NORMAL"]);
+    let file = directory.path().join("changed.pcapng");
+    let filter = ["udp", "dst", "port", "4000"];
+    let seen = as_they_leave(&daemon, &file, &filter, || {
+        let server = udp(&bed.server, "10.7.2.2:4000");
+        let client = udp(&bed.client, "10.7.1.2:4000");
+        let mut buffer = [0; 64];
+        for number in 0_u32..20 {
+            client.send_to(&number.to_be_bytes(), "10.7.2.2:4001").unwrap();
+            assert_eq!(server.recv(&mut buffer).unwrap(), 4);
+        }
+    });
+    assert_eq!(seen.iter().map(Packet::number).collect::<Vec<_>>(), Vec::from_iter(0..20));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_packet_that_nat_changes_is_captured_as_it_leaves() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    nft(&bed, connections::HOME);
+    let (mut daemon, _config) = connections::start(&bed, "");
+    connections::until_ruled(&mut daemon, &bed);
+    let (client, server) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
+    let to = format!("{SERVER}:5000");
+    connections::until_fast(&daemon, ":4000", || drop(exchange(&client, &to, &server)));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("nat.pcapng");
+    // The masqueraded address, in packets to the server, and the client's own address in answers.
+    let filter = ["src host 10.7.2.1 or dst host 10.7.1.2"];
+    let seen = as_they_leave(&daemon, &file, &filter, || {
+        (0..20).for_each(|_| drop(exchange(&client, &to, &server)));
+    });
+    assert_eq!(seen.len(), 40, "{seen:?}");
 }

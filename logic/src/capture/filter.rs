@@ -77,7 +77,7 @@ mod reg {
 }
 
 /// Codes of instructions: eBPF in capitals, and the classes of classic BPF (include/uapi/linux/bpf_common.h).
-mod code {
+pub(super) mod code {
     pub const MOV_REG: u8 = 0xbf;
     pub const MOV32_IMM: u8 = 0xb4;
     pub const MOV32_REG: u8 = 0xbc;
@@ -284,8 +284,8 @@ pub fn compile(filter: &[Classic]) -> Result<Vec<u64>, FilterError> {
     Ok(words)
 }
 
-/// Where the program can go on after this instruction.
-fn next(at: usize, i: &Classic) -> Vec<usize> {
+/// Where the program can go on after this instruction. The first place is where a jump leads if its condition holds.
+pub(super) fn next(at: usize, i: &Classic) -> Vec<usize> {
     match (class(i), i.code & 0xf0) {
         (code::RET, _) => Vec::new(),
         (code::JMP, 0) => vec![(at + 1).saturating_add(i.k as usize)],
@@ -413,4 +413,4 @@ fn translate_jump(p: &mut Program, at: usize, i: &Classic) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

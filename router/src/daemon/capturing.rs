@@ -10,7 +10,10 @@ use crate::{
     plane::capture::Wanted,
 };
 use logic::{
-    capture::filter::{self, Classic},
+    capture::{
+        filter::{self, Classic},
+        routed,
+    },
     reason::Reason,
 };
 
@@ -78,6 +81,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         Ok(Wanted {
             filter,
+            filter_once: !routed::can_match_later(&classic),
             ports: ports.iter().map(port).collect::<Result<_, _>>()?,
             router: request.router.as_ref().map(router).transpose()?,
             reasons: reasons.iter().map(reason).collect::<Result<_, _>>()?,

@@ -54,6 +54,9 @@ const NOTHING: bpf_insn = bpf_insn {
 pub struct Wanted {
     /// The result of [`logic::capture::filter::compile`]; empty: all packets.
     pub filter: Vec<u64>,
+    /// Of a packet that is only routed, the filter decides as of the packet that came in
+    /// ([`logic::capture::routed::can_match_later`]).
+    pub filter_once: bool,
     /// Where they come in or leave; empty: anywhere.
     pub ports: BTreeSet<PortId>,
     /// The router that they are for; `None`: any or none.
@@ -129,6 +132,7 @@ impl CaptureMaps {
             offset_of!(types::capture_control, router),
             wanted.router.map_or(0, |router| u64::from(router) + 1),
         );
+        put(offset_of!(types::capture_control, filter_once), wanted.filter_once.into());
         put(offset_of!(types::capture_control, most_bytes), wanted.most_bytes.into());
         let cost_ns = super::cost_ns(wanted.pps);
         put(offset_of!(types::capture_control, cost_ns), cost_ns);

@@ -9,6 +9,7 @@ use logic::{
     capture::{
         filter::{self, Classic},
         record::{Fate, Record},
+        routed,
     },
     flow::kernel::Seed,
     reason::Reason,
@@ -230,6 +231,33 @@ fn the_filter_is_a_part_of_the_program() {
     });
 }
 
+/// `filter_once` is true for a filter with which a packet that is only routed would match as it leaves: it shows when the filter
+/// does not run again.
+#[test]
+#[ignore = "needs root"]
+fn a_filter_runs_again_only_if_its_answer_may_change() {
+    in_new_namespace(|| {
+        let i = |code, jt, jf, k| Classic { code, jt, jf, k };
+        // The TTL is 63.
+        let program = |at| {
+            filter::compile(&[i(0x30, 0, 0, at), i(0x15, 0, 1, 63), i(6, 0, 0, 1), i(6, 0, 0, 0)]).unwrap()
+        };
+        let mut c = Capturing::new(World::new(), &everything());
+        for (frame, tags, once, unsure) in [
+            (udp("10.0.2.9"), 0, false, true),
+            (udp("10.0.3.9"), 4, true, true),
+            (udp("10.0.2.9").tagged(&[AD200, Q7]), 0, true, true),
+        ] {
+            for (filter_once, seen) in [(true, once), (false, unsure)] {
+                c.want(&Wanted { filter: program(22 + tags), filter_once, ..everything() });
+                assert_eq!(c.is_captured(0, &frame), seen, "{frame:?}, once: {filter_once}");
+            }
+        }
+        let routed = udp("10.0.1.1").ip4(|ip| ip[8] = 63);
+        assert!(c.is_captured(0, &routed), "it goes up as it came in");
+    });
+}
+
 /// Filters of tcpdump find packets with and without tags, and negations do not find more of them.
 #[test]
 #[ignore = "needs root"]
@@ -242,10 +270,12 @@ fn filters_of_tcpdump_see_through_tags() {
             ("not udp", false),
             ("ip and not tcp", true),
             ("vlan 200 and vlan 7", true),
+            ("udp dst port 2000 or icmp6 or ip6 host fd00::1", true),
         ] {
             let classic = router::cli::compiled_filter(filter).unwrap();
             let classic: Vec<_> =
                 classic.into_iter().map(|(code, jt, jf, k)| Classic { code, jt, jf, k }).collect();
+            assert!(!routed::can_match_later(&classic), "{filter}");
             // It must match as the packet comes in: the reason is one of packets that do not leave.
             let reasons = [Reason::TtlExceeded].into();
             c.want(&Wanted { filter: filter::compile(&classic).unwrap(), reasons, ..everything() });

@@ -2,7 +2,7 @@ use super::*;
 use proptest::{collection::vec, prelude::*};
 
 /// Runs classic BPF as net/core/filter.c does, on a frame whose first buffer has `first` bytes.
-fn run_classic(filter: &[Classic], frame: &[u8], first: usize) -> bool {
+pub(in crate::capture) fn run_classic(filter: &[Classic], frame: &[u8], first: usize) -> bool {
     let (mut a, mut x, mut cells, mut at) = (0_u32, 0_u32, [0_u32; 16], 0);
     loop {
         let i = filter[at];
@@ -144,12 +144,12 @@ fn run(program: &[u64], frame: &[u8], first: usize) -> bool {
     r[0] as u32 != 0
 }
 
-fn load(code: u16, k: u32) -> Classic {
+pub(in crate::capture) fn load(code: u16, k: u32) -> Classic {
     Classic { code, k, ..Classic::default() }
 }
 
 /// `tcpdump -d 'udp port 53'` over Ethernet, shortened to IPv4.
-fn dns() -> Vec<Classic> {
+pub(in crate::capture) fn dns() -> Vec<Classic> {
     let jump = |k, jt, jf| Classic { code: 0x15, jt, jf, k };
     vec![
         load(0x28, 12),
@@ -225,7 +225,7 @@ fn wrong_filters_are_refused() {
 }
 
 /// Each supported instruction, with jumps of at most three.
-fn instruction() -> impl Strategy<Value = Classic> {
+pub(in crate::capture) fn instruction() -> impl Strategy<Value = Classic> {
     const LOADS: [u16; 13] = [0, 1, 0x20, 0x28, 0x30, 0x40, 0x48, 0x50, 0xb1, 0x80, 0x81, 0x28, 0x50];
     const CELLS: [u16; 4] = [2, 3, 0x60, 0x61];
     const ARITHMETIC: [u16; 11] = [0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80, 0x90, 0xa0];
