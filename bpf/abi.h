@@ -561,6 +561,7 @@ enum capture_why {
 	CAPTURE_SAMPLED = 2,	/* it is one of sample_every packets */
 	CAPTURE_UNSURE = 4,	/* it may belong to it as it leaves */
 	CAPTURE_IF_CHANGED = 8,	/* it may belong to it as it leaves, if more than routing changes it */
+	CAPTURE_OVER_RATE = 16,	/* it may belong to it, and the rate is used up for now */
 };
 
 /* User space writes it before a program with `capture` is attached. */
@@ -610,6 +611,7 @@ struct capture_row {
 	__u64 skip;		/* packets until the next sample */
 	__u64 interval;		/* between the last sample and the next one */
 	__u64 over_rate;	/* packets that were not captured, because of cost_ns */
+	__u64 used_up_tick;	/* the tick (jiffies) in which the rate was used up: no more packets are captured in it */
 	__u64 no_room;		/* the ring was full */
 	__u64 samples_lost;	/* the ring of samples was full */
 	struct capture_cells cells;

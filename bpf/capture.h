@@ -10,6 +10,8 @@
 
 /* The record of such a packet has its head as it came in. */
 #define CAPTURE_AS_IT_CAME (CAPTURE_MATCHED | CAPTURE_SAMPLED)
+/* The filter matched such a packet as it came in. */
+#define CAPTURE_FOUND (CAPTURE_MATCHED | CAPTURE_OVER_RATE)
 
 /*
  * The filter of the capture. User space puts its instructions into this room when it loads the program
@@ -71,9 +73,11 @@ __noinline int capture_begin(struct xdp_md *ctx, __u32 cpu)
 		return 0;
 	if (is_sampled(row, c->sample_every))
 		wanted = CAPTURE_SAMPLED;
-	if (c->capturing)
-		wanted |= capture_filter(ctx, &row->cells) ? CAPTURE_MATCHED :
-			  c->filter_once ? CAPTURE_IF_CHANGED : CAPTURE_UNSURE;
+	if (c->capturing && capture_filter(ctx, &row->cells))
+		/* Beyond the rate, no time is spent on the packet's head. */
+		wanted |= row->used_up_tick == bpf_jiffies64() ? CAPTURE_OVER_RATE : CAPTURE_MATCHED;
+	else if (c->capturing)
+		wanted |= c->filter_once ? CAPTURE_IF_CHANGED : CAPTURE_UNSURE;
 	if (!(wanted & CAPTURE_AS_IT_CAME))
 		return wanted;
 	row->record.in_data = (long)ctx->data;
@@ -121,7 +125,7 @@ static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *
 	if (!has_bit(c->reasons, e->reason == REASON_NONE ? MAX_REASONS : e->reason))
 		return false;
 	/* What may have made it a packet that the filter wants: may_match_now(). */
-	return e->wanted & CAPTURE_MATCHED || (e->reason == REASON_NONE && !core && capture_filter(ctx, &row->cells));
+	return e->wanted & CAPTURE_FOUND || (e->reason == REASON_NONE && !core && capture_filter(ctx, &row->cells));
 }
 
 /* Puts a sample into its ring. */
@@ -162,10 +166,14 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	__u8 why = e.wanted & CAPTURE_SAMPLED;
 
 	if (is_captured(ctx, row, c, &e, core)) {
-		if (spend(&row->bucket, c->cost_ns, c->burst_ns))
-			why |= CAPTURE_MATCHED;
-		else
+		if (e.wanted & CAPTURE_OVER_RATE) {
 			row->over_rate++;
+		} else if (spend(&row->bucket, c->cost_ns, c->burst_ns)) {
+			why |= CAPTURE_MATCHED;
+		} else {
+			row->over_rate++;
+			row->used_up_tick = bpf_jiffies64();
+		}
 	}
 	if (!why)
 		return 0;
@@ -212,6 +220,6 @@ static __always_inline void capture_end(const struct packet *p, enum reason reas
 	__builtin_memcpy(&word, &e, sizeof(word));
 	if (!p->wanted || reason == REASON_NOT_A_PORT)
 		return;
-	if (p->wanted & CAPTURE_AS_IT_CAME || may_match_now(p, reason))
+	if (p->wanted & (CAPTURE_AS_IT_CAME | CAPTURE_OVER_RATE) || may_match_now(p, reason))
 		capture_verdict(p->ctx, p->cpu, word, p->core);
 }

@@ -321,9 +321,19 @@ fn a_capture_is_bounded() {
         assert!((1..50).contains(&seen.len()), "{}", seen.len());
         assert_eq!(c.maps.missing(), Missing { over_rate: 50 - seen.len() as u64, no_room: 0 });
 
+        // 100 packets at once, and one each millisecond. Then the rate is used up until the next tick of the kernel.
+        c.want(&Wanted { pps: 1000, ..everything() });
+        let ifindex = c.w.port[0];
+        let before = c.maps.missing().over_rate;
+        (0..3000).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
+        let (seen, over) = (c.read(), c.maps.missing().over_rate - before);
+        assert!(seen.len() > 100 && seen.len() as u64 + over == 3000, "{} + {over}", seen.len());
+        assert!(seen.iter().all(|seen| seen.came == Some(hex(&frame))));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert_eq!(c.outcome(0, &frame).1.len(), 1, "the rate allows more");
+
         c.want(&Wanted { pps: 0, ..everything() });
         let long = Frame::udp4(A, "10.0.1.5", "10.0.1.1").with(|ip| ip.resize(1500, 7)).bytes();
-        let ifindex = c.w.port[0];
         let runs = (8 << 20) / 1500;
         (0..runs).for_each(|_| drop(c.w.plane.run_captured(ifindex, &long).unwrap()));
         let (no_room, read) = (c.maps.missing().no_room, c.read().len() as u64);
