@@ -54,6 +54,9 @@ pub enum Priority {
     Rates,
     /// Everything before the generator (which never sleeps), to measure how fast a daemon reacts.
     Reaction,
+    /// The router before everything, as softirqs are without threads of their own, and the generator after everything.
+    /// Programs then take time from the generator only, which sends less.
+    Forwarding,
     /// The router before the generator, whose core it may use too. The subject places the queues; nothing else pins
     /// their threads.
     Placing,
@@ -297,13 +300,16 @@ impl Testbed {
         let first = match self.priority {
             Priority::Rates => first,
             Priority::Reaction => false,
-            Priority::Placing => true,
+            Priority::Forwarding | Priority::Placing => true,
         };
         first.then_some(NAPI_LEVEL)
     }
 
     fn router_nice(&self) -> i32 {
-        if self.priority == Priority::Reaction { 0 } else { FIRST_NICE }
+        match self.priority {
+            Priority::Reaction | Priority::Forwarding => 0,
+            Priority::Rates | Priority::Placing => FIRST_NICE,
+        }
     }
 
     /// Sets which threads go first on busy cores. The calling thread is the one that measures.
@@ -311,7 +317,7 @@ impl Testbed {
         self.priority = priority;
         self.generator.set_order(match priority {
             Priority::Rates => Turn::First,
-            Priority::Reaction => Turn::Last,
+            Priority::Reaction | Priority::Forwarding => Turn::Last,
             Priority::Placing => Turn::FirstOfNormal,
         })?;
         self.sink_threads()?;

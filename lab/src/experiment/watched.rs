@@ -62,7 +62,7 @@ pub struct WatchedOptions {
 pub(super) fn run(options: &WatchedOptions, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     let mut testbed = testbed(0)?;
-    testbed.set_priority(Priority::Reaction)?;
+    testbed.set_priority(Priority::Forwarding)?;
     testbed.box_namespace.ip_batch("link set lo up\n")?;
     let workload = Workload::benchmark(Family::V4, 500, 0..=0);
     let mut launch = Launch::of(&testbed);

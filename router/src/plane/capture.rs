@@ -341,16 +341,24 @@ fn put_filter(open: &mut abi::OpenMillraceSkel<'_>, program: &str, filter: &[u64
     Ok(())
 }
 
+/// Instructions before the unused room: the mark, and the jump over the room.
+const BEFORE_ROOM: usize = 3;
+
 fn replace(instructions: &mut [bpf_insn], filter: &[u64]) -> Result<()> {
     let is_room = |at: usize| {
-        let room = instructions.get(at + 1..at + 1 + ROOM)?;
+        let room = instructions.get(at + BEFORE_ROOM..at + BEFORE_ROOM + ROOM)?;
         room.iter().all(|i| i.code == NOTHING.code && i.off == 0).then_some(at)
     };
     let marked = instructions.iter().enumerate().filter(|(_, i)| i.code == 0xb4 && i.imm == MARK);
     let rooms: Vec<usize> = marked.filter_map(|(at, _)| is_room(at)).collect();
     let [at] = rooms[..] else { return Err(anyhow!("the program has {} rooms for a filter", rooms.len())) };
-    instructions[at] = NOTHING;
-    for (to, word) in instructions[at + 1..].iter_mut().zip(filter) {
+    // The jump moves to the end of the filter.
+    let [zero, mut jump] = [instructions[at + 1], instructions[at + 2]];
+    instructions[at..at + BEFORE_ROOM].fill(NOTHING);
+    let end = at + filter.len();
+    jump.off = (at + BEFORE_ROOM + ROOM - (end + 2)) as i16;
+    instructions[end..end + 2].copy_from_slice(&[zero, jump]);
+    for (to, word) in instructions[at..].iter_mut().zip(filter) {
         to.code = *word as u8;
         to.set_dst_reg((*word >> 8) as u8 & 15);
         to.set_src_reg((*word >> 12) as u8 & 15);
