@@ -39,10 +39,10 @@ class Answers:
             "packets": packets(int(now * 300_000 * (i + 1))), "ns_per_packet": 100.0 + i, "reasons": [],
         } for i in range(ROUTERS)]
         reasons = [{"reason": f"reason_{i}", "class": ["pass", "drop", "lost"][i % 3], "text": EVIL, "packets": int(now * 1000 / (i + 1))} for i in range(40)]
-        conditions = [{"kind": "port", "subject": "port x", "text": EVIL, "sentence": f"{EVIL} {i}", "codes": [], "age_s": now, "is_note": i % 2 == 0}
-                      for i in range(60)]
+        remarks = [[{"text": f"{EVIL} {i}", "age_s": now} for i in range(60)] for _ in range(2)]
+        summary = {"state": "slow", "text": EVIL, "not_fast": [f"{EVIL} {i}" for i in range(60)], "problems": remarks[0], "notes": remarks[1]}
         return {
-            "version": EVIL, "pid": 1, "instance": EVIL, "ready": True, "problem": None, "conditions": conditions, "uptime_s": int(now), "at_s": now,
+            "version": EVIL, "pid": 1, "instance": EVIL, "ready": True, "problem": None, "summary": summary, "conditions": [], "uptime_s": int(now), "at_s": now,
             "heartbeat": {"timeout_s": 3.0, "age_s": 0.1}, "generation": 1, "packets": packets(total), "lost": int(now * 7), "ns_per_packet": 91.0,
             "ports": ports, "routers": routers, "reasons": reasons, "tables": [], "routes": {"ipv4": 1_000_000, "ipv6": 200_000}, "neighbours": 4000,
             "flows": {"rules": 0, "in_charge": False, "names": {}}, "paths": [], "left": nobody,

@@ -361,13 +361,13 @@ fn a_packet_that_nat_changes_is_captured_as_it_leaves() {
     connections::until_ruled(&mut daemon, &bed);
     let (client, server) = (udp(&bed.client, "10.7.1.2:4000"), udp(&bed.server, "0.0.0.0:5000"));
     let to = format!("{SERVER}:5000");
-    connections::until_fast(&daemon, ":4000", || drop(exchange(&client, &to, &server)));
+    connections::until_fast(&daemon, ":4000", || _ = exchange(&client, &to, &server));
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("nat.pcapng");
     // The masqueraded address, in packets to the server, and the client's own address in answers.
     let filter = ["src host 10.7.2.1 or dst host 10.7.1.2"];
     let seen = as_they_leave(&daemon, &file, &filter, || {
-        (0..20).for_each(|_| drop(exchange(&client, &to, &server)));
+        (0..20).for_each(|_| _ = exchange(&client, &to, &server));
     });
     assert_eq!(seen.len(), 40, "{seen:?}");
 }

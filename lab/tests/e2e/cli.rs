@@ -65,6 +65,7 @@ fn status_names_what_is_not_fast() {
     let daemon = bed.start(2, &[]);
     let first = |daemon: &crate::daemon::Daemon| text(daemon, &["status"]).lines().next().unwrap().to_owned();
     assert_eq!(first(&daemon), "forwarding; IPv4 and IPv6 of all 2 routers are on the fast path");
+    assert_eq!(daemon.ask(&["status"])["summary"]["state"], "fast");
     run(&bed.red, "ip rule add priority 100 table 100");
     let wanted = format!(
         "forwarding; router {}: IPv4 on the kernel path: policy rule with priority 100",
@@ -73,6 +74,13 @@ fn status_names_what_is_not_fast() {
     eventually_true("the policy rule to be named first", || first(&daemon) == wanted);
     let status = text(&daemon, &["status"]);
     assert_eq!(status.matches("rule del priority 100").count(), 1, "{status}");
+    let summary = &daemon.ask(&["status"])["summary"];
+    assert_eq!(
+        (&summary["state"], format!("forwarding; {}", summary["text"].as_str().unwrap())),
+        (&"slow".into(), wanted)
+    );
+    assert_eq!(summary["not_fast"], serde_json::json!([summary["text"]]), "{summary}");
+    assert!(summary["notes"].to_string().contains("rule del priority 100"), "{summary}");
     println!("$ millrace status\n{status}");
     let routers = daemon.ask(&["routers"]);
     let red = routers.as_array().unwrap().iter().find(|r| r["router"] == bed.red_name()).unwrap();

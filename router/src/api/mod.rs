@@ -6,18 +6,22 @@
 //! | `capture.rs` | captures of packets |
 //! | `cores.rs` | cores, queues, workloads, events |
 //! | `export.rs` | exports of sampled packets |
+//! | `findings.rs` | equal sentences about several things, as one |
 //! | `flows.rs` | flow rules |
 //! | `routes.rs` | lists of routes and neighbours |
 //! | `sas.rs` | security associations |
+//! | `summary.rs` | the main points of a status |
 //! | `workers.rs` | workers and paths |
 
 pub mod capture;
 pub mod cores;
 pub mod export;
+pub mod findings;
 pub mod flows;
 pub mod routes;
 pub mod sas;
 pub mod status;
+pub mod summary;
 pub mod workers;
 
 use axum::{

@@ -8,6 +8,7 @@ use crate::{
         capture::CaptureReport,
         export::ExportReport,
         flows::{FlowsStatus, RulesReport},
+        summary::Summary,
         workers::{PathStand, WorkersReport},
     },
     base::{conditions::Condition, packet::Headers},
@@ -30,6 +31,9 @@ pub struct Status {
     pub ready: bool,
     /// Why it is not ready.
     pub problem: Option<Why>,
+    /// The main points, as sentences: the first line of `millrace status`, and what it lists below its tables.
+    #[serde(default)]
+    pub summary: Summary,
     /// What is wrong, limited or unknown now. Conditions of interfaces are left out: `millrace interfaces` shows them.
     #[serde(default)]
     pub conditions: Vec<ConditionReport>,

@@ -19,6 +19,7 @@
 //! | [`systemd`] | reports to systemd how the daemon is |
 //! | [`values`] | names and values of users, checked |
 //! | [`whole`] | reads files that people edit |
+//! | [`words`] | words for times and lists |
 
 pub mod clock;
 pub mod conditions;
@@ -38,5 +39,6 @@ pub mod seldom;
 pub mod systemd;
 pub mod values;
 pub mod whole;
+pub mod words;
 
 pub use values::{BadValue, PortName};

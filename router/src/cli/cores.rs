@@ -1,10 +1,16 @@
 //! `millrace cores` and `millrace events` as text for people.
 
 use super::{
-    table::{Table, number, percent, some_names},
-    text::{Finding, findings},
+    table::{Table, number, percent},
+    text::findings,
 };
-use crate::api::cores::{CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport};
+use crate::{
+    api::{
+        cores::{CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport},
+        findings::Finding,
+    },
+    base::words::some_names,
+};
 use chrono::{DateTime, Local, SecondsFormat, TimeZone};
 use logic::cores::CoreId;
 

@@ -2,7 +2,10 @@
 
 use super::{Output, show, text};
 use crate::{
-    api::status::{CheckReport, Families},
+    api::{
+        status::{CheckReport, Families},
+        summary,
+    },
     base::{PortName, foreign::LogLines, instance::Instance},
     config::{Config, HeartbeatTime, OpenFlowVersion, Target},
     daemon::{dry, observing, start},
@@ -181,8 +184,10 @@ fn report(r: &CheckReport) -> String {
         out += &format!("\n{}", text::firewall(&ruled));
     }
     let untrusted = r.ports.iter().filter(|port| !port.problems.is_empty()).count();
-    let slow =
-        r.routers.iter().filter(|router| text::how_much(router) != Families { ipv4: "fast", ipv6: "fast" });
+    let slow = r
+        .routers
+        .iter()
+        .filter(|router| summary::how_much(router) != Families { ipv4: "fast", ipv6: "fast" });
     let but = match (untrusted, slow.count()) {
         (0, 0) => "all routers would be fast".into(),
         (0, routers) => format!("{routers} of {} routers would not be entirely fast", r.routers.len()),

@@ -119,17 +119,6 @@ pub fn number(value: f64, digits: usize) -> String {
     if value.is_finite() { format!("{value:.digits$}") } else { String::new() }
 }
 
-/// At most three names, and how many more there are.
-pub fn some_names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    const MOST: usize = 3;
-    let names: Vec<_> = names.into_iter().collect();
-    let shown = names[..names.len().min(MOST)].join(", ");
-    match names.len().saturating_sub(MOST) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,7 +173,5 @@ mod tests {
             assert!(!is_number(text), "{text}");
         }
         assert_eq!([-0.001, 0.0, 0.004, 0.5, f64::NAN].map(percent), ["0 %", "0 %", "0 %", "50 %", ""]);
-        assert_eq!(some_names(["a", "b", "c"]), "a, b, c");
-        assert_eq!(some_names(["a", "b", "c", "d"]), "a, b, c and 1 more");
     }
 }

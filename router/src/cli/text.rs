@@ -13,19 +13,20 @@ mod status;
 mod tables;
 
 pub use explain::explanations;
-pub use findings::{Finding, lines as findings};
+pub use findings::findings;
 pub use status::status;
-pub use tables::{InterfaceRates, InterfaceShown, how_much, interfaces, ports, routers};
+pub use tables::{InterfaceRates, InterfaceShown, interfaces, ports, routers};
 
-use super::table::{Table, some_names};
+use super::table::Table;
 use crate::{
     api::{
-        flows::ControllerLost,
         status::{
             ConnectionReport, ConnectionState, FirewallReport, HopReport, LeftInterface, ReloadReport,
             RouteReport, RuledPairs, StopReport, VerifyReport, VerifyResult, VerifyRouter,
         },
+        summary::controller_lost,
     },
+    base::words::{some_names, span},
     switch::controllers::{Connection, ControllerReport, ControllersReport},
 };
 use std::collections::BTreeMap;
@@ -59,17 +60,6 @@ pub fn controllers(r: &ControllersReport) -> String {
     };
     text += &format!("flow rules  {charge}\nfailing     {fail}\n");
     text + &controller_lost(&r.lost).map_or(String::new(), |lost| lost + "\n")
-}
-
-/// The packets that were lost on the way to controllers; `None`: there are none.
-fn controller_lost(lost: &ControllerLost) -> Option<String> {
-    let parts = [
-        (lost.no_controller, "because none was connected"),
-        (lost.over_rate, "over packet_in_pps"),
-        (lost.not_read, "because none read fast enough"),
-    ];
-    let said: Vec<_> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{n} {why}")).collect();
-    (!said.is_empty()).then(|| format!("packets lost to controllers: {}", said.join(", ")))
 }
 
 fn controller_connections(controllers: &[ControllerReport]) -> String {
@@ -309,15 +299,6 @@ pub fn stop(s: &StopReport) -> String {
         return "nothing to do: no program or pin of this instance is in the kernel\n".into();
     }
     s.done.iter().map(|line| format!("{line}\n")).collect()
-}
-
-pub fn span(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
 }
 
 fn size(bytes: u64) -> String {

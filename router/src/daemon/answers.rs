@@ -17,6 +17,7 @@ use crate::{
             PortReport, ReasonCount, RouteReport, RouterReport, RuledPair, RuledPairs, Status, StopReport,
             TableUse, Why, whys,
         },
+        summary::Summary,
     },
     plane::{Charge, Counters, InterfaceCount, Mode},
     switch::seam::rule_port,
@@ -41,7 +42,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Answers one query.
     pub(super) fn answer(&mut self, query: &Query) -> Answer {
         match query {
-            Query::Status => json(&self.status(&self.totals()?)),
+            Query::Status => {
+                let status = self.status(&self.totals()?);
+                json(&Status { summary: Summary::of(&status), ..status })
+            }
             Query::Metrics => json(&self.observed()?),
             Query::Ports => json(&self.port_reports(&self.totals()?)),
             Query::Routers => json(&self.router_reports(&self.totals()?)),
@@ -142,6 +146,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             workers: self.workers_report(),
             capture: self.captures.report(),
             export: self.exports.report(),
+            summary: Summary::default(),
         }
     }
 

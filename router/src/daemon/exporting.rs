@@ -2,7 +2,7 @@
 
 use super::{
     Control,
-    seam::{FastPath, Kernel, Observe},
+    seam::{Kernel, Observe},
     world::PortState,
 };
 use crate::{
@@ -15,8 +15,6 @@ use crate::{
 pub struct Exports {
     /// `None`: no samples are exported.
     exporter: Option<Exporter>,
-    /// The devices that the exporter has.
-    devices: Devices,
     /// Why no samples are exported, although they should be.
     why_not: Option<String>,
 }
@@ -79,10 +77,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn start_export(&mut self) -> anyhow::Result<()> {
         let kernel = &mut self.kernel;
         let maps = self.captures.maps(|| kernel.capture_maps())?.clone();
-        self.generation.plane.set_capture(Some(&maps))?;
-        let devices = self.devices_of_ports();
-        self.exports.exporter = Some(Exporter::start(&self.config.export, maps.clone(), devices.clone())?);
-        self.exports.devices = devices;
+        let exporter = Exporter::start(&self.config.export, maps.clone(), self.devices_of_ports())?;
+        self.exports.exporter = Some(exporter);
         maps.sample(self.config.export.every.0);
         Ok(())
     }
@@ -93,13 +89,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.world.ports.iter().filter_map(device).collect()
     }
 
-    /// Gives the exporter the devices of ports, if they have changed.
+    /// Gives the exporter the devices of ports.
     pub(super) fn follow_export_devices(&mut self) {
-        let Some(exporter) = &self.exports.exporter else { return };
-        let devices = self.devices_of_ports();
-        if devices != self.exports.devices {
-            exporter.set_devices(devices.clone());
-            self.exports.devices = devices;
+        if let Some(exporter) = &self.exports.exporter {
+            exporter.set_devices(self.devices_of_ports());
         }
     }
 }

@@ -1,134 +1,33 @@
-//! What is wrong, limited or unknown, as lines below the tables: each thing once, problems first. Equal sentences about
-//! several things are one line.
+//! Problems and notes as lines below tables.
 
-use super::{super::table::some_names, span};
-use crate::api::status::ConditionReport;
-use std::collections::BTreeMap;
+use crate::{
+    api::findings::{Finding, Remark, remarks},
+    base::words::span,
+};
 
 /// The most lines of problems, and of notes.
 const MOST: usize = 20;
-/// Stands for the name of the thing in a sentence, when sentences about several things are compared.
-const NAME: &str = "\u{0}";
 
-/// One sentence about one thing.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Finding {
-    /// Nothing is wrong: something is slower or later than it could be.
-    pub is_note: bool,
-    /// `port`, `router`, `interface` or `path`; empty: the sentence names what it is about.
-    pub kind: String,
-    /// `eth1`; for an interface of a namespace `red/eth1`.
-    pub name: String,
-    pub text: String,
-    /// How long it has held, in seconds, if that is known.
-    pub age_s: Option<f64>,
-}
-
-impl Finding {
-    pub fn problem(kind: &str, name: &str, text: impl Into<String>) -> Finding {
-        Finding { kind: kind.into(), name: name.into(), text: text.into(), ..Finding::default() }
-    }
-
-    pub fn note(kind: &str, name: &str, text: impl Into<String>) -> Finding {
-        Finding { is_note: true, ..Finding::problem(kind, name, text) }
-    }
-
-    pub fn condition(condition: &ConditionReport) -> Finding {
-        let (kind, name) = condition.subject.split_once(' ').unwrap_or_default();
-        let text = if kind.is_empty() { &condition.sentence } else { &condition.text };
-        let age_s = Some(condition.age_s);
-        Finding {
-            is_note: condition.is_note,
-            kind: kind.into(),
-            name: name.into(),
-            text: text.clone(),
-            age_s,
-        }
-    }
-}
-
-/// Findings that say the same about several things.
-struct Group<'a> {
-    first: &'a Finding,
-    names: Vec<&'a str>,
-    age_s: Option<f64>,
-}
-
-/// A line for each group of findings, under `problems:` and `notes:`.
-pub fn lines(findings: &[Finding]) -> String {
-    let part = |head: &str, is_note: bool| {
-        let groups = groups(findings.iter().filter(|finding| finding.is_note == is_note));
-        let more = groups.len().saturating_sub(MOST);
-        let shown = groups.iter().take(MOST).map(Group::line);
+/// A line for each remark, under `problems:` and `notes:`.
+pub fn lines(problems: &[Remark], notes: &[Remark]) -> String {
+    let part = |head: &str, all: &[Remark]| {
+        let more = all.len().saturating_sub(MOST);
         let rest = (more > 0).then(|| format!("  {more} more; --json has them all\n"));
-        let lines: String = shown.chain(rest).collect();
+        let lines: String = all.iter().take(MOST).map(line).chain(rest).collect();
         if lines.is_empty() { lines } else { format!("{head}:\n{lines}") }
     };
-    part("problems", false) + &part("notes", true)
+    part("problems", problems) + &part("notes", notes)
 }
 
-/// The names of the things of each group of findings, and the sentence about the first one.
-pub fn grouped(findings: &[Finding]) -> impl Iterator<Item = String> {
-    groups(findings.iter()).into_iter().map(|group| group.sentence())
+/// The same for findings.
+pub fn findings(all: &[Finding]) -> String {
+    let (notes, problems): (Vec<_>, Vec<_>) = all.iter().cloned().partition(|finding| finding.is_note);
+    lines(&remarks(&problems), &remarks(&notes))
 }
 
-fn groups<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<Group<'a>> {
-    let mut places: BTreeMap<(&str, String), usize> = BTreeMap::new();
-    let mut groups: Vec<Group> = Vec::new();
-    for finding in findings {
-        let place = *places.entry((&finding.kind, nameless(finding))).or_insert(groups.len());
-        match groups.get_mut(place) {
-            Some(group) => {
-                if !group.names.contains(&&*finding.name) {
-                    group.names.push(&finding.name);
-                }
-                group.age_s = group.age_s.into_iter().chain(finding.age_s).reduce(f64::max);
-            }
-            None => groups.push(Group { first: finding, names: vec![&finding.name], age_s: finding.age_s }),
-        }
-    }
-    groups
-}
-
-/// The sentence without the name of the thing, by which sentences about several things are equal.
-fn nameless(finding: &Finding) -> String {
-    let Finding { name, text, .. } = finding;
-    // Sentences about `red/eth1` name eth1.
-    let name = name.rsplit('/').next().unwrap_or_default();
-    if name.is_empty() {
-        return text.clone();
-    }
-    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || "-_.".contains(c));
-    let mut to = String::with_capacity(text.len());
-    let mut rest = text.as_str();
-    while let Some(at) = rest.find(name) {
-        let (before, after) = (&rest[..at], &rest[at + name.len()..]);
-        let begins = !is_part(before.chars().next_back().or_else(|| to.chars().next_back()));
-        let is_name = begins && !is_part(after.chars().next());
-        to = to + before + if is_name { NAME } else { name };
-        rest = after;
-    }
-    to + rest
-}
-
-impl Group<'_> {
-    /// `ports eth1, eth2 and 14 more: SENTENCE`
-    fn sentence(&self) -> String {
-        let Finding { kind, text, .. } = self.first;
-        match (kind.is_empty(), self.names.len()) {
-            (true, _) => text.clone(),
-            (false, 1) => format!("{kind} {}: {text}", self.names[0]),
-            (false, _) => {
-                let such_as = if nameless(self.first) == *text { "" } else { "for example: " };
-                format!("{kind}s {}: {such_as}{text}", some_names(self.names.iter().copied()))
-            }
-        }
-    }
-
-    fn line(&self) -> String {
-        let age = self.age_s.map_or(String::new(), |age_s| format!(" (for {})", span(age_s as u64)));
-        format!("  {}{age}\n", self.sentence())
-    }
+fn line(remark: &Remark) -> String {
+    let age = remark.age_s.map_or(String::new(), |age_s| format!(" (for {})", span(age_s as u64)));
+    format!("  {}{age}\n", remark.text)
 }
 
 #[cfg(test)]
@@ -136,46 +35,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_sentences_about_many_things_are_one_line() {
-        let down = |n: usize| Finding {
-            age_s: Some(n as f64),
-            ..Finding::problem(
-                "port",
-                &format!("eth{n}"),
-                format!("the port is down (ip link set dev eth{n} up)"),
-            )
-        };
-        let mut all: Vec<_> = (1..=16).map(down).collect();
-        all.push(Finding::note("router", "red", "IPv6 forwarding is off"));
-        all.push(Finding::note("router", "blue", "IPv6 forwarding is off"));
-        all.push(Finding::problem("", "", "netlink failed"));
-        all.push(Finding::problem("port", "wan", "the device is not there"));
-        assert_eq!(
-            lines(&all),
-            "problems:\n  \
-             ports eth1, eth2, eth3 and 13 more: for example: the port is down (ip link set dev eth1 up) (for 16 s)\n  \
-             netlink failed\n  \
-             port wan: the device is not there\n\
-             notes:\n  \
-             routers red, blue: IPv6 forwarding is off\n"
-        );
-        assert_eq!(lines(&[]), "");
-    }
-
-    #[test]
-    fn a_name_within_another_word_is_no_name() {
-        let of = |name: &str, text: &str| nameless(&Finding::note("port", name, text));
-        assert_eq!(of("eth1", "eth1 and eth10, dev eth1"), "\0 and eth10, dev \0");
-        assert_eq!(of("a", "a a.b ba a"), "\0 a.b ba \0");
-        assert_eq!(of("", "x"), "x");
-        assert_eq!(of("aa", "aaaa aa"), "aaaa \0");
-    }
-
-    #[test]
-    fn the_list_is_bounded() {
-        let many: Vec<_> = (0..1000).map(|n| Finding::note("", "", format!("thing {n}"))).collect();
-        let text = lines(&many);
-        assert_eq!(text.lines().count(), 1 + MOST + 1);
+    fn problems_come_first_and_the_list_is_bounded() {
+        let remark = |n: usize| Remark { text: format!("thing {n}"), age_s: (n == 0).then_some(75.5) };
+        let many: Vec<_> = (0..1000).map(remark).collect();
+        let text = lines(&many[..2], &many);
+        assert!(text.starts_with("problems:\n  thing 0 (for 1 min 15 s)\n  thing 1\nnotes:\n"), "{text}");
+        assert_eq!(text.lines().count(), 3 + 1 + MOST + 1);
         assert!(text.ends_with("  980 more; --json has them all\n"), "{text}");
+        assert_eq!(lines(&[], &[]), "");
     }
 }

@@ -2,17 +2,17 @@
 
 use super::{
     super::table::{Table, count, percent},
-    controller_lost,
-    findings::{self, Finding},
-    size, span,
-    tables::{how_much, ports_table, routers_table},
+    findings, size,
+    tables::{ports_table, routers_table},
 };
-use crate::api::{
-    status::{ConditionReport, Families, PathReport, ReasonCount, RouterReport, Status, Why},
-    workers::{PathStand, WorkersReport},
+use crate::{
+    api::{
+        status::{PathReport, ReasonCount, Status},
+        summary::{Summary, SummaryState},
+        workers::{PathStand, WorkersReport},
+    },
+    base::words::span,
 };
-use logic::cause::Code;
-use std::collections::BTreeMap;
 
 /// The most reasons that `status` shows.
 const TOP_REASONS: usize = 8;
@@ -22,8 +22,8 @@ const WIDTH: usize = 100;
 /// `millrace status`.
 pub fn status(s: &Status) -> String {
     let instance = s.instance.as_ref().map_or(String::new(), |i| format!(", instance {i}"));
-    let findings = all_findings(s);
-    let mut text = head(s, &findings) + "\n";
+    let summary = Summary::of(s);
+    let mut text = head(&summary) + "\n";
     text += &format!(
         "daemon      millrace {}{instance}, process {}, up {}\n",
         s.version,
@@ -50,7 +50,7 @@ pub fn status(s: &Status) -> String {
         paths(&s.paths),
         reasons(shown),
         table_use(s),
-        findings::lines(&findings),
+        findings::lines(&summary.problems, &summary.notes),
     ];
     for part in tables.iter().filter(|part| !part.is_empty()) {
         text += &format!("\n{part}");
@@ -82,102 +82,17 @@ fn copies(s: &Status) -> String {
 }
 
 /// One line: whether packets are forwarded, and which of them are not on the fast path. If all are, the first problem.
-fn head(s: &Status, findings: &[Finding]) -> String {
-    if !s.ready {
+fn head(summary: &Summary) -> String {
+    let more = match summary.state {
         // Why it is not ready stands nowhere else, so it is not cut.
-        let why = s.problem.as_ref().map_or("the reason is not known", |why| &why.text);
-        return format!("NOT READY: {why}");
-    }
-    let problems: Vec<_> = findings.iter().filter(|finding| !finding.is_note).cloned().collect();
-    let mut slow: Vec<_> = findings::grouped(&not_fast(s)).collect();
-    if slow.is_empty() {
-        slow = findings::grouped(&problems).map(|problem| format!("problem: {problem}")).collect();
-    }
-    match &slow[..] {
-        [] => format!("forwarding; {}", all_fast(&s.routers)),
-        [first] => cut(&format!("forwarding; {first}"), WIDTH),
-        [first, more @ ..] => {
-            let more = format!("; {} more below", more.len());
-            cut(&format!("forwarding; {first}"), WIDTH - more.len()) + &more
-        }
-    }
-}
-
-/// What is on the fast path, if nothing that Linux forwards is left to the kernel.
-fn all_fast(routers: &[RouterReport]) -> String {
-    // A namespace without an interface on a port is no router.
-    let routers: Vec<_> = routers.iter().filter(|router| router.interfaces > 0).collect();
-    let is_fast = |of: fn(Families<&'static str>) -> &'static str| {
-        routers.iter().any(|router| of(how_much(router)) != "kernel")
+        SummaryState::NotReady => return format!("NOT READY: {}", summary.text),
+        SummaryState::Fast => return format!("forwarding; {}", summary.text),
+        SummaryState::Slow => summary.not_fast.len(),
+        SummaryState::Problem => summary.problems.len(),
     };
-    let (ipv4, ipv6) = (is_fast(|how| how.ipv4), is_fast(|how| how.ipv6));
-    let be = if ipv4 && ipv6 { "are" } else { "is" };
-    match (versions(ipv4, ipv6), routers.len()) {
-        (_, 0) => "no router has an interface on a port".into(),
-        (None, _) => "Linux forwards nothing between the ports (net.ipv4.ip_forward)".into(),
-        (Some(which), 1) => format!("{which} of the router {be} on the fast path"),
-        (Some(which), n) => format!("{which} of all {n} routers {be} on the fast path"),
-    }
-}
-
-/// What keeps packets of routers from the fast path, with the widest effect first.
-fn not_fast(s: &Status) -> Vec<Finding> {
-    let routers = || s.routers.iter().filter(|router| router.interfaces > 0);
-    let whole = routers().filter_map(|router| {
-        let (which, why) = version(&router.why_not)?;
-        Some(Finding::note(
-            "router",
-            &router.router,
-            format!("{which} on the kernel path: {}", brief(&why.text)),
-        ))
-    });
-    let rules = (s.flows.rules > 0 && !s.flows.in_charge)
-        .then(|| Finding::note("", "", "flow rules are not in charge, so packets are routed"));
-    let interfaces = routers().flat_map(|router| {
-        router.left_to_kernel.iter().filter_map(|interface| {
-            let (which, why) = version(&interface.why_not)?;
-            let name = interface_name(&router.router, &interface.interface);
-            Some(Finding::note(
-                "interface",
-                &name,
-                format!("{which} on the kernel path: {}", brief(&why.text)),
-            ))
-        })
-    });
-    let ruled = routers().filter_map(|router| {
-        let which = versions(router.ruled.ipv4, router.ruled.ipv6)?;
-        let text = format!("some {which} packets on the kernel path: firewall rules may affect them");
-        Some(Finding::note("router", &router.router, text))
-    });
-    let generic = s
-        .ports
-        .iter()
-        .filter(|port| port.note.as_ref().is_some_and(|why| why.code == Code::GenericMode.name()));
-    let generic = generic.map(|port| Finding::note("port", &port.port, "generic mode, which is slow"));
-    rules.into_iter().chain(whole).chain(ruled).chain(interfaces).chain(generic).collect()
-}
-
-/// The IP versions that have reasons, and the first reason. A version that Linux does not forward either is not slow.
-fn version(why: &Families<Vec<Why>>) -> Option<(&'static str, &Why)> {
-    fn first(all: &[Why]) -> Option<&Why> {
-        all.first().filter(|_| !all.iter().any(Why::is_idle))
-    }
-    let (ipv4, ipv6) = (first(&why.ipv4), first(&why.ipv6));
-    Some((versions(ipv4.is_some(), ipv6.is_some())?, ipv4.or(ipv6)?))
-}
-
-fn versions(ipv4: bool, ipv6: bool) -> Option<&'static str> {
-    match (ipv4, ipv6) {
-        (true, true) => Some("IPv4 and IPv6"),
-        (true, false) => Some("IPv4"),
-        (false, true) => Some("IPv6"),
-        (false, false) => None,
-    }
-}
-
-/// What a sentence says, without the command that helps.
-fn brief(text: &str) -> &str {
-    text.split("; ").next().unwrap_or(text)
+    let is = if summary.state == SummaryState::Problem { "problem: " } else { "" };
+    let more = if more > 1 { format!("; {} more below", more - 1) } else { String::new() };
+    cut(&format!("forwarding; {is}{}", summary.text), WIDTH - more.len()) + &more
 }
 
 fn cut(line: &str, width: usize) -> String {
@@ -185,10 +100,6 @@ fn cut(line: &str, width: usize) -> String {
         return line.into();
     }
     line.chars().take(width.saturating_sub(3)).chain("...".chars()).collect()
-}
-
-fn interface_name(router: &str, interface: &str) -> String {
-    if router == "host" { interface.into() } else { format!("{router}/{interface}") }
 }
 
 fn packets(s: &Status) -> String {
@@ -248,111 +159,6 @@ fn resources(workers: &WorkersReport) -> String {
             &if used.is_empty() { "\n".into() } else { format!("; recently used: {}\n", used.join(", ")) };
     }
     text
-}
-
-/// Everything that is wrong, limited or unknown.
-fn all_findings(s: &Status) -> Vec<Finding> {
-    // Ports and routers have their own reasons; their conditions say since when.
-    let ages: BTreeMap<&str, f64> =
-        s.conditions.iter().filter(|c| is_of_thing(c)).map(|c| (c.subject.as_str(), c.age_s)).collect();
-    let aged = |finding: Finding| {
-        let age_s = ages.get(format!("{} {}", finding.kind, finding.name).as_str()).copied();
-        Finding { age_s, ..finding }
-    };
-    let conditions = s.conditions.iter().filter(|c| !is_of_thing(c)).map(Finding::condition);
-    let mut all: Vec<Finding> = conditions.collect();
-    for port in &s.ports {
-        let problem = |why: &Why| aged(Finding::problem("port", &port.port, &why.text));
-        all.extend(port.problems.iter().map(problem));
-        all.extend(port.note.iter().map(|why| Finding::note("port", &port.port, &why.text)));
-    }
-    // Problems of ports are listed already.
-    let other = |why: &Why| why.code != Code::PortNotTrusted.name();
-    all.extend(s.routers.iter().flat_map(|router| router_findings(router, other)).map(aged));
-    if let Some(why) = s.flows.why_not.as_ref().filter(|_| s.flows.rules > 0 && !s.flows.in_charge) {
-        all.push(Finding::problem("", "", format!("flow rules are not in charge: {}", why.text)));
-    }
-    let lost = controller_lost(&s.flows.controller_lost);
-    all.extend(lost.map(|lost| Finding::note("", "", lost)));
-    for path in &s.paths {
-        let why = path.why_not.iter().map(|why| format!("it has no packets: {}", why.text));
-        all.extend(why.map(|why| Finding::note("path", &path.path, why)));
-        let stopped = path.run.as_ref().and_then(|run| run.stopped.as_ref());
-        all.extend(stopped.map(|why| Finding::problem("path", &path.path, format!("it is stopped: {why}"))));
-    }
-    all.extend(worker_findings(&s.workers));
-    all
-}
-
-/// Does its port or router list the reasons of this condition?
-fn is_of_thing(condition: &ConditionReport) -> bool {
-    ["port", "router"].contains(&condition.kind.as_str())
-}
-
-/// Why a router and its interfaces are not on the fast path, as far as these causes are wanted.
-pub fn router_findings(r: &RouterReport, is_wanted: impl Fn(&Why) -> bool) -> Vec<Finding> {
-    let sentences = |why: &Families<Vec<Why>>| {
-        let wanted = |all: &[Why]| all.iter().filter(|why| is_wanted(why)).cloned().collect::<Vec<_>>();
-        Families { ipv4: wanted(&why.ipv4), ipv6: wanted(&why.ipv6) }.sentences()
-    };
-    let router = |text: String| Finding::note("router", &r.router, text);
-    let mut all: Vec<Finding> = sentences(&r.why_not).into_iter().map(router).collect();
-    if let Some(which) = versions(r.ruled.ipv4, r.ruled.ipv6) {
-        let some = "firewall rules may affect some packets; `millrace firewall` lists them";
-        all.push(router(format!("{which}: {some}")));
-    }
-    if r.cut > 0 {
-        all.push(router(format!("{} of its dropped packets were over its share of a full core", r.cut)));
-    }
-    for left in &r.left_to_kernel {
-        let name = interface_name(&r.router, &left.interface);
-        all.extend(sentences(&left.why_not).into_iter().map(|text| Finding::note("interface", &name, text)));
-    }
-    all
-}
-
-/// Problems of workers, and packets that they lost.
-fn worker_findings(workers: &WorkersReport) -> Vec<Finding> {
-    let mut all = Vec::new();
-    let silent = workers.workers.iter().filter_map(|worker| worker.silent.as_ref());
-    all.extend(silent.map(|why| Finding::problem("", "", why)));
-    for queue in &workers.queues {
-        let fault = queue.fault.iter().map(|fault| format!("workers, queue {}: {fault}", queue.queue));
-        all.extend(fault.map(|text| Finding::problem("port", &queue.name, text)));
-    }
-    for resource in workers.resources.iter().filter(|resource| !resource.counted) {
-        all.push(Finding::note("", "", format!("{} of paths: {}", resource.resource, resource.basis)));
-    }
-    if let Some(why) = &workers.switch.not_calibrated {
-        let text = "the cost of packets includes switches between paths";
-        all.push(Finding::note("", "", format!("{text}: {why} (`millrace calibrate` measures them)")));
-    }
-    for queue in workers.queues.iter().filter(|queue| queue.queue == 0) {
-        let copied = queue.copies_because.iter().map(|why| format!("packets are copied for workers: {why}"));
-        let unpolled = queue.not_polled_because.iter().map(|why| format!("workers do not poll it: {why}"));
-        all.extend(copied.chain(unpolled).map(|text| Finding::note("port", &queue.name, text)));
-    }
-    let outputs = workers.workers.iter().flat_map(|worker| &worker.outputs).chain(&workers.closed_outputs);
-    let mut lost = BTreeMap::<&str, u64>::new();
-    for output in outputs {
-        let lost = lost.entry(&output.name).or_default();
-        *lost = lost.saturating_add(output.dropped());
-    }
-    for (port, lost) in lost.into_iter().filter(|(_, lost)| *lost > 0) {
-        let text = format!("{lost} packets that workers sent were lost on their way out");
-        all.push(Finding::note("port", port, text));
-    }
-    let up = &workers.up.all;
-    if up.queue_full > 0 || up.failed > 0 {
-        let text = format!(
-            "{} packets that paths passed up did not reach the kernel: too many waited for {}, and it refused {}",
-            up.queue_full.saturating_add(up.failed),
-            up.queue_full,
-            up.failed
-        );
-        all.push(Finding::note("", "", text));
-    }
-    all
 }
 
 fn table_use(s: &Status) -> String {

@@ -2,10 +2,11 @@
 
 use super::{
     super::table::{Table, count, number, percent},
-    findings, status,
+    findings::findings,
 };
-use crate::api::status::{
-    Families, InterfaceReport, LeftInterface, PortReport, ReasonCount, RouterReport, Why,
+use crate::api::{
+    status::{InterfaceReport, PortReport, ReasonCount, RouterReport},
+    summary::{how_much, router_findings},
 };
 use serde::Serialize;
 
@@ -58,8 +59,8 @@ pub fn routers(routers: &[RouterReport]) -> String {
         }
         text += &format!("\n{}", table.text());
     }
-    let why: Vec<_> = routers.iter().flat_map(|router| status::router_findings(router, |_| true)).collect();
-    match findings::lines(&why) {
+    let why: Vec<_> = routers.iter().flat_map(|router| router_findings(router, |_| true)).collect();
+    match findings(&why) {
         lines if lines.is_empty() => text,
         lines => text + "\n" + &lines,
     }
@@ -95,22 +96,6 @@ pub fn routers_table(routers: &[RouterReport]) -> Table {
         ]);
     }
     table
-}
-
-/// Whether all, some or none of a router's interfaces are accelerated, by IP version.
-pub fn how_much(r: &RouterReport) -> Families<&'static str> {
-    let word = |accelerated: bool, why_not: &[Why], own: fn(&LeftInterface) -> bool| {
-        let left = r.left_to_kernel.iter().filter(|i| own(i)).count() as u64;
-        match accelerated {
-            true => "fast",
-            false if why_not.is_empty() && left < r.interfaces => "partly",
-            false => "kernel",
-        }
-    };
-    Families {
-        ipv4: word(r.accelerated.ipv4, &r.why_not.ipv4, |i| !i.why_not.ipv4.is_empty()),
-        ipv6: word(r.accelerated.ipv6, &r.why_not.ipv6, |i| !i.why_not.ipv6.is_empty()),
-    }
 }
 
 /// An interface, as `millrace interfaces` shows it.

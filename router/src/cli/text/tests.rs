@@ -7,11 +7,12 @@ use crate::{
     api::{
         capture::CaptureReport,
         export::ExportReport,
-        flows::{BucketTaken, FlowsStatus, OutputReport, RulePassed, RulesReport},
+        flows::{BucketTaken, ControllerLost, FlowsStatus, OutputReport, RulePassed, RulesReport},
         status::{
             ConditionReport, Difference, ExplainReport, Families, Heartbeat, Packets, PathReport, PortReport,
             ReasonCount, RouterReport, Status, StepReport, TableUse, VerifyResult, Why,
         },
+        summary::Summary,
         workers::{Capacity, OutputStand, PathStand, QueueStand, ResourceStand, WorkerStand, WorkersReport},
     },
     base::packet::Headers,
@@ -56,6 +57,7 @@ fn sample() -> Status {
         instance: None,
         ready: true,
         problem: None,
+        summary: Summary::default(),
         conditions: vec![
             condition("core", "queue 1 of eth2 is not moved to core 3: refused"),
             ConditionReport {

@@ -10,8 +10,8 @@ use super::{
     state::{Selection, View},
 };
 use crate::{
-    base::foreign::shown,
-    cli::{cores, text::span},
+    base::{foreign::shown, words::span},
+    cli::cores,
 };
 use ratatui::{
     Frame,

@@ -12,8 +12,9 @@ use crate::{
         status::{
             ConnectionReport, InterfaceReport, PathReport, PortReport, ReasonCount, RouterReport, Status,
         },
+        summary,
     },
-    cli::{flows, text::how_much},
+    cli::flows,
 };
 use logic::cores::CoreId;
 use std::{
@@ -387,7 +388,7 @@ fn routers(was: &[RouterReport], is: &[RouterReport], seconds: Seconds) -> Vec<R
     let was: HashMap<_, _> = was.iter().map(|router| (&router.router, router)).collect();
     let row = |router: &RouterReport| {
         let was = was.get(&router.router);
-        let how = how_much(router);
+        let how = summary::how_much(router);
         let rate = |field: fn(&RouterReport) -> u64| seconds.rate(was.map(|was| field(was)), field(router));
         RouterRow {
             router: router.router.clone(),

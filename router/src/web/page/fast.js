@@ -10,15 +10,8 @@ const isIdle = (why) => IDLE.includes(why.code);
 /** The reasons of a version; none if Linux does not forward it either. */
 const slowing = (whyNot, version) => (whyNot[version].some(isIdle) ? [] : whyNot[version]);
 
-/** The versions that have reasons, and the first reason. A version that Linux does not forward either is not slow. */
-export function slowReason(whyNot) {
-  const [ipv4, ipv6] = ["ipv4", "ipv6"].map((version) => slowing(whyNot, version)[0]);
-  const which = versions(ipv4, ipv6);
-  return which && { which, why: ipv4 ?? ipv6 };
-}
-
 /** Whether all (`fast`), some (`partly`) or none (`kernel`) of the interfaces of a router are accelerated. As `how_much` of the command. */
-export function howMuch(router, version) {
+function howMuch(router, version) {
   if (router.accelerated[version]) return "fast";
   const left = router.left_to_kernel.filter((one) => one.why_not[version].length > 0).length;
   return router.why_not[version].length === 0 && left < router.interfaces ? "partly" : "kernel";

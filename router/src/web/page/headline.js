@@ -1,90 +1,32 @@
-// The first section: what is not fast, what is wrong, and the sums of all routers.
-//
-// Its first line is made as in cli/text/status.rs, except that only conditions count as problems. So problems of paths and workers
-// that are no conditions are left out.
+// The first section: what is not fast, what is wrong, and the sums of all routers. `summary` of the status has the sentences.
 
-import { howMuch, slowReason } from "./fast.js";
-import { bps, brief, byId, count, el, percent, plural, pps, setText, si, span, versions } from "./text.js";
+import { bps, byId, count, el, percent, plural, pps, setText, si, span } from "./text.js";
 
 const MOST = 20;
-/** The most names in a sentence about several things. */
-const NAMES = 3;
 
-/** What is not on the fast path, the widest effect first: what kind of thing, its name, and a sentence. */
-function findings(status) {
-  const routers = status.routers.filter((router) => router.interfaces > 0);
-  const found = [];
-  const add = (kind, name, text) => found.push({ kind, name, text });
-  const addSlow = (kind, name, whyNot) => {
-    const slow = slowReason(whyNot);
-    if (slow) add(kind, name, `${slow.which} on the kernel path: ${brief(slow.why)}`);
-  };
-  if (status.flows.rules > 0 && !status.flows.in_charge) add("", "", "flow rules are not in charge, so packets are routed");
-  for (const router of routers) addSlow("router", router.router, router.why_not);
-  for (const router of routers) {
-    const which = versions(router.ruled.ipv4, router.ruled.ipv6);
-    if (which) add("router", router.router, `some ${which} packets on the kernel path: firewall rules may affect them`);
-  }
-  for (const router of routers) {
-    for (const left of router.left_to_kernel) {
-      addSlow("interface", router.router === "host" ? left.interface : `${router.router}/${left.interface}`, left.why_not);
-    }
-  }
-  for (const port of status.ports) {
-    if (port.note?.code === "generic_mode") add("port", port.port, "generic mode, which is slow");
-  }
-  return found;
-}
-
-/** Sentences about what is not on the fast path. Equal sentences about several things are one. */
-export function notFast(status) {
-  const groups = new Map();
-  for (const { kind, name, text } of findings(status)) {
-    const key = JSON.stringify([kind, text]);
-    if (!groups.has(key)) groups.set(key, { kind, text, names: [] });
-    groups.get(key).names.push(name);
-  }
-  return [...groups.values()].map(({ kind, text, names }) => {
-    const more = names.length > NAMES ? ` and ${names.length - NAMES} more` : "";
-    return kind === "" ? text : `${kind}${names.length > 1 ? "s" : ""} ${names.slice(0, NAMES).join(", ")}${more}: ${text}`;
-  });
-}
-
-function allFast(status) {
-  const routers = status.routers.filter((router) => router.interfaces > 0);
-  if (routers.length === 0) return "no router has an interface on a port";
-  const isFast = (version) => routers.some((router) => howMuch(router, version) !== "kernel");
-  const which = versions(isFast("ipv4"), isFast("ipv6"));
-  if (!which) return "Linux forwards nothing between the ports (net.ipv4.ip_forward)";
-  const be = which.includes("and") ? "are" : "is";
-  return routers.length === 1 ? `${which} of the router ${be} on the fast path` : `${which} of all ${routers.length} routers ${be} on the fast path`;
-}
-
-function items(list, found, className) {
-  const shown = found.slice(0, MOST).map((text) => el("li", { class: className(text) }, typeof text === "string" ? text : text.sentence));
+/** `found`: texts and their classes. */
+function items(list, found) {
+  const shown = found.slice(0, MOST).map(([text, className]) => el("li", { class: className }, text));
   if (found.length > MOST) shown.push(el("li", { class: "rest" }, `${found.length - MOST} more`));
   list.replaceChildren(...shown);
 }
 
 /** Shows a list only if it differs from what is shown. */
-function list(name, found, className) {
+function list(name, found) {
   const [box, where] = [byId(`${name}-box`), byId(name)];
   const key = JSON.stringify(found.slice(0, MOST + 1)) + found.length;
   box.hidden = found.length === 0;
-  if (where.key !== key) items(where, found, className);
+  if (where.key !== key) items(where, found);
   where.key = key;
 }
 
+const STATES = { not_ready: ["bad", "NOT READY"], slow: ["slow", "FORWARDING"], problem: ["slow", "FORWARDING"], fast: ["good", "FORWARDING"] };
+
 export function showHeadline(status) {
-  const slow = notFast(status);
-  const problems = status.conditions.filter((condition) => !condition.is_note);
-  const [state, word, text] = !status.ready
-    ? ["bad", "NOT READY", status.problem?.text ?? "the reason is not known"]
-    : slow.length > 0
-      ? ["slow", "FORWARDING", slow[0] + (slow.length > 1 ? `; ${slow.length - 1} more below` : "")]
-      : problems.length > 0
-        ? ["slow", "FORWARDING", `problem: ${problems[0].sentence}`]
-        : ["good", "FORWARDING", allFast(status)];
+  const { state: how, text: first, not_fast: slow, problems, notes } = status.summary;
+  const [state, word] = STATES[how] ?? ["bad", "UNKNOWN"];
+  const more = slow.length > 1 ? `; ${slow.length - 1} more below` : "";
+  const text = how === "slow" ? first + more : how === "problem" ? `problem: ${first}` : first;
   byId("headline").dataset.state = state;
   setText(byId("headline-state"), word);
   setText(byId("headline-text"), text);
@@ -93,10 +35,9 @@ export function showHeadline(status) {
   setText(byId("daemon"), `millrace ${status.version}, process ${status.pid}, up ${span(status.uptime_s)}. Tables confirmed ${age === null ? "never" : `${age.toFixed(1)} s ago`}: ` +
     `${plural(status.routes.ipv4, "IPv4 route")}, ${plural(status.routes.ipv6, "IPv6 route")}, ${plural(status.neighbours, "neighbour")}.`);
   document.title = `${status.ready ? "" : "NOT READY – "}Millrace${status.instance ? ` ${status.instance}` : ""}`;
-  list("slow", slow, () => "slow");
-  const conditions = [...problems, ...status.conditions.filter((condition) => condition.is_note)];
-  // The age of a condition is left out, because it differs with every answer.
-  list("conditions", conditions.map(({ sentence, is_note }) => ({ sentence, is_note })), (condition) => (condition.is_note ? "note" : "problem"));
+  list("slow", slow.map((text) => [text, "slow"]));
+  // The age of a problem is left out, because it differs with every answer.
+  list("conditions", [...problems.map(({ text }) => [text, "problem"]), ...notes.map(({ text }) => [text, "note"])]);
 }
 
 const tiles = new Map();
