@@ -174,32 +174,42 @@ fn a_reload_moves_the_page_to_another_address() {
 #[ignore = "needs root"]
 fn a_taken_port_does_not_keep_the_daemon_from_starting() {
     const METRICS: &str = "127.0.0.1:9111";
+    const OPENFLOW: &str = "127.0.0.1:6653";
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
     run(&bed.the_box, "ip link set lo up");
     let bind = |address: &str| bed.the_box.enter(|| Ok(TcpListener::bind(address)?)).unwrap();
-    let taken = (bind(ADDRESS), bind(METRICS));
+    let taken = [ADDRESS, METRICS, OPENFLOW].map(bind);
     let file = tempfile::NamedTempFile::new().unwrap();
-    let tables = format!("[web]\nlisten = \"{ADDRESS}\"\n[metrics]\nlisten = \"{METRICS}\"\n");
+    let tables = format!(
+        "[web]\nlisten = \"{ADDRESS}\"\n[metrics]\nlisten = \"{METRICS}\"\n[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n"
+    );
     fs::write(file.path(), format!("ports = [\"p1\", \"p2\"]\n{tables}")).unwrap();
     let mut daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.path().to_str().unwrap()]);
     daemon.until_accelerated(2);
     let sentences = |daemon: &Daemon| {
         let all = daemon.ask(&["status"])["conditions"].as_array().cloned().unwrap();
         let texts = all.iter().map(|condition| condition["sentence"].as_str().unwrap().to_owned());
-        texts.filter(|text| text.contains(".listen: cannot listen on ")).collect::<Vec<_>>()
+        texts.filter(|text| text.contains(": cannot listen on ")).collect::<Vec<_>>()
     };
     let before = sentences(&daemon);
-    let begins = [("metrics", METRICS), ("web", ADDRESS)].map(|(table, address)| {
-        format!("{table}.listen: cannot listen on {address}: Address already in use")
-    });
-    assert_eq!(before.len(), 2, "{before:?}");
+    let begins = [
+        ("metrics.listen", METRICS),
+        ("openflow.controllers", "ptcp:6653:127.0.0.1"),
+        ("web.listen", ADDRESS),
+    ]
+    .map(|(key, address)| format!("{key}: cannot listen on {address}: Address already in use"));
+    assert_eq!(before.len(), 3, "{before:?}");
+    assert!(before.iter().all(|text| text.contains("stop the program that has the port")), "{before:?}");
+    assert_eq!(daemon.ask(&["controllers"])["controllers"][0]["listening"], serde_json::Value::Null);
     assert!(before.iter().zip(&begins).all(|(text, begin)| text.starts_with(begin)), "{before:?}");
     drop(taken);
     for (address, path) in [(ADDRESS, "/"), (METRICS, "/metrics")] {
         eventually_true(address, || get(&bed.the_box, address, path).is_ok_and(|(status, _)| status == 200));
     }
-    assert_eq!(sentences(&daemon), [""; 0]);
+    eventually_true("no address to be missing", || sentences(&daemon).is_empty());
+    let stream = bed.the_box.enter(|| Ok(TcpStream::connect(OPENFLOW)?)).unwrap();
+    assert_eq!((&stream).read(&mut [0; 8]).unwrap(), 8, "the header of a HELLO");
     daemon.stop();
 }
 

@@ -11,8 +11,10 @@ use crate::base::guard::locked;
 use std::{
     collections::HashMap,
     hash::Hash,
+    io::{self, ErrorKind},
     net::{IpAddr, Ipv6Addr},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 use tokio::sync::oneshot;
 
@@ -35,6 +37,20 @@ pub fn source_of(address: IpAddr) -> IpAddr {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
         address => address,
     }
+}
+
+/// The time between two attempts to listen on an address that was taken at the start.
+pub const AGAIN: Duration = Duration::from_secs(3);
+
+/// Why a port is not listened on, and what to do. `key`: the key of the configuration.
+pub fn advice(key: &str, port: u16, error: &anyhow::Error) -> String {
+    let is_taken = |error: &io::Error| error.kind() == ErrorKind::AddrInUse;
+    let wanted = match error.root_cause().downcast_ref().is_some_and(is_taken) {
+        true => format!("stop the program that has the port (`ss -ltnp 'sport = :{port}'` names it)"),
+        false => "give the address to this machine".into(),
+    };
+    let seconds = AGAIN.as_secs();
+    format!("{error:#}; {wanted}, or change {key} and reload; the daemon tries again every {seconds} s")
 }
 
 /// A door. Cloning it is cheap.

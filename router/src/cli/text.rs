@@ -67,7 +67,12 @@ fn controller_connections(controllers: &[ControllerReport]) -> String {
     let mut table = Table::new(&heads);
     for c in controllers {
         if c.connections.is_empty() {
-            let state = if c.listening.is_some() { "nobody" } else { "not connected" };
+            let listens = c.target.starts_with("ptcp:") || c.target.starts_with("pssl:");
+            let state = match (listens, c.listening) {
+                (_, Some(_)) => "nobody",
+                (true, None) => "not listening",
+                (false, None) => "not connected",
+            };
             let nothing = (2..heads.len()).map(|_| String::new());
             table.row([c.target.clone(), state.into()].into_iter().chain(nothing));
         }

@@ -19,6 +19,7 @@ use crate::{
             },
             Conditions,
         },
+        guard::locked,
         privileges,
     },
     user_plane::seam::UserPlane,
@@ -89,7 +90,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         of(Path, paths.chain(self.past_paths()).collect());
         let late = |what| format!("policy changes are seen late: {what}");
         of(Policy, self.windows.unseen().into_iter().map(late).collect());
-        of(Configuration, self.unknown_weights().chain(self.finding.pending.texts()).collect());
+        let not_listening = locked(&self.flows.end.gauge.not_listening).clone();
+        let pending = self.finding.pending.texts().into_iter().chain(not_listening);
+        of(Configuration, self.unknown_weights().chain(pending).collect());
         of(Export, self.exports.conditions());
         of(Privileges, privileges::condition().into_iter().collect());
     }

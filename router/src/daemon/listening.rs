@@ -7,22 +7,21 @@
 //! and is tried again. A reload that cannot listen is refused.
 
 use super::serving::{self, Limits, TcpPeers};
-use crate::base::{guard::locked, privileges};
-use anyhow::{Context, Error, Result};
+use crate::base::{
+    door::{AGAIN, advice},
+    guard::locked,
+    privileges,
+};
+use anyhow::{Context, Result};
 use axum::Router;
 use std::{
     collections::BTreeMap,
     future,
-    io::{self, ErrorKind},
     net::{SocketAddr, TcpListener},
     sync::{Arc, Mutex},
     thread,
-    time::Duration,
 };
 use tokio::{runtime, sync::oneshot, time::sleep};
-
-/// The time between two attempts to listen on an address.
-const AGAIN: Duration = Duration::from_secs(3);
 
 /// A TCP address that is served, or will be. Dropping it closes the address and all of its connections.
 #[derive(Debug)]
@@ -74,7 +73,8 @@ impl Listening {
             Ok(listener) => return Self::on(table, listener, routes, limits),
             Err(error) => error,
         };
-        locked(&pending.0).insert(table, advice(table, address, &error));
+        let key = format!("{table}.listen");
+        locked(&pending.0).insert(table, advice(&key, address.port(), &error));
         let waits = pending.clone();
         let listener = async move {
             loop {
@@ -88,7 +88,7 @@ impl Listening {
                     // Dropping the `Listening` has removed the entry, so it is not inserted again.
                     Err(error) => {
                         if let Some(text) = locked(&waits.0).get_mut(table) {
-                            *text = advice(table, address, &error);
+                            *text = advice(&key, address.port(), &error);
                         }
                     }
                 }
@@ -143,21 +143,6 @@ impl Drop for Listening {
     }
 }
 
-/// Why the address is not listened on, and what to do.
-fn advice(table: Table, address: SocketAddr, error: &Error) -> String {
-    let is_taken = |error: &io::Error| error.kind() == ErrorKind::AddrInUse;
-    let wanted = match error.root_cause().downcast_ref().is_some_and(is_taken) {
-        true => {
-            format!("stop the program that has the port (`ss -ltnp 'sport = :{}'` names it)", address.port())
-        }
-        false => "give the address to this machine".into(),
-    };
-    let seconds = AGAIN.as_secs();
-    format!(
-        "{error:#}; {wanted}, or change {table}.listen and reload; the daemon tries again every {seconds} s"
-    )
-}
-
 /// Checks whether this machine has the address. Another process, or a running daemon, may use the port.
 ///
 /// # Errors
@@ -185,7 +170,7 @@ mod tests {
     use std::{
         io::{Read, Write},
         net::TcpStream,
-        time::Instant,
+        time::{Duration, Instant},
     };
 
     fn until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -140,13 +140,14 @@ struct Switch {
 /// Starts the thread. It ends with the process.
 ///
 /// # Errors
-/// The thread cannot be started, an address cannot be listened on, or a TLS file cannot be used.
+/// The thread cannot be started, or a TLS file cannot be used.
 pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<FlowMaps>>)> {
     let (to, events) = mpsc::channel();
     let (orders, ordered) = mpsc::channel();
     let gauge = Arc::new(Gauge::default());
     let charge = Charge::new(orders, waker);
     let network = network(config, &to)?;
+    *locked(&gauge.not_listening) = network.as_ref().map_or_else(Vec::new, Network::deaf);
     if !config.openflow.proxy_ports.is_empty() {
         proxied::listen(to.clone())?;
     }
@@ -419,6 +420,7 @@ impl Switch {
 
     fn tick(&mut self) {
         self.ticked = monotonic();
+        *locked(&self.gauge.not_listening) = self.network.as_ref().map_or_else(Vec::new, Network::deaf);
         self.charge.tick();
         if let Some(rules) = &mut self.rules {
             rules.agent.tick(now_ms());

@@ -41,6 +41,8 @@ pub struct Gauge {
     pub not_read: AtomicU64,
     /// Why packets do not go by rules, as a sentence; `None`: they do, or there are no rules.
     why_not: Mutex<Option<Cause>>,
+    /// Addresses for controllers that cannot be listened on, as sentences.
+    pub not_listening: Mutex<Vec<String>>,
 }
 
 impl Gauge {

@@ -4,13 +4,13 @@
 //! there. So an idle socket takes no place, and keeps nobody out.
 
 use super::{
-    Shared, TargetId,
+    Shared, Socket, TargetId,
     connection::{self, NO_ROOM, SENT_AWAY},
     dial::within,
     tls::Tls,
 };
 use crate::{
-    base::door::{Door, Gone, Pass, Room, source_of},
+    base::door::{AGAIN, Door, Gone, Pass, Room, source_of},
     config::Target,
 };
 use anyhow::{Context, Result};
@@ -31,6 +31,22 @@ pub fn bind(target: &Target) -> Result<TcpListener> {
     let listener = bound.with_context(|| format!("openflow.controllers: cannot listen on {target}"))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Binds the address of a target that could not be bound at the start, as soon as it can be, and serves it.
+pub async fn wait(shared: Arc<Shared>, id: TargetId, target: Target, socket: Socket) {
+    loop {
+        sleep(AGAIN).await;
+        match bind(&target).and_then(|listener| Ok((listener.local_addr()?, listener.try_clone()?, listener)))
+        {
+            Ok((address, kept, listener)) => {
+                let _ = socket.set(kept);
+                shared.with(id, |target| target.begin_to_listen(address));
+                return serve(shared, id, listener, target.tls).await;
+            }
+            Err(error) => _ = shared.with(id, |target| target.deaf = Some(error)),
+        }
+    }
 }
 
 /// Accepts connections and serves as many as there is [`ROOM`] for, until the task is aborted.

@@ -21,7 +21,7 @@ mod tests;
 mod tls;
 
 use crate::{
-    base::{privileges, seldom::Seldom},
+    base::{door::advice, privileges, seldom::Seldom},
     config::{OpenFlowSettings, Target},
 };
 use anyhow::{Context, Result};
@@ -32,7 +32,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     io,
     net::{SocketAddr, TcpListener},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -122,19 +122,23 @@ pub struct Network {
     shared: Arc<Shared>,
     runtime: runtime::Handle,
     /// The tasks that listen, and their sockets, by target.
-    listening: BTreeMap<TargetId, (AbortHandle, TcpListener)>,
+    listening: BTreeMap<TargetId, (AbortHandle, Socket)>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
+
+/// The socket of a task that listens; not set: its address cannot be listened on yet.
+type Socket = Arc<OnceLock<TcpListener>>;
 
 /// Counts up with each target that was ever configured.
 type TargetId = usize;
 
 impl Network {
-    /// Begins to listen and to dial. The thread calls `events`, which must not block.
+    /// Begins to listen and to dial. The thread calls `events`, which must not block. An address that cannot be listened on is
+    /// tried again: any local user can take a port, and must not keep the daemon from starting.
     ///
     /// # Errors
-    /// An address cannot be listened on, or a TLS file cannot be used.
+    /// A TLS file cannot be used.
     pub fn start(
         settings: &OpenFlowSettings,
         events: impl Fn(NetEvent) + Send + Sync + 'static,
@@ -159,7 +163,7 @@ impl Network {
             stop: Some(stop),
             thread: None,
         };
-        network.follow(settings)?;
+        network.apply(settings, true)?;
         let thread = thread::Builder::new().name("openflow-net".into()).spawn(move || {
             privileges::serve_with_nothing("openflow-net");
             let _ = runtime.block_on(stopped);
@@ -175,6 +179,10 @@ impl Network {
     /// # Errors
     /// An address cannot be listened on, or a TLS file cannot be used. Everything is as before.
     pub fn follow(&mut self, settings: &OpenFlowSettings) -> Result<()> {
+        self.apply(settings, false)
+    }
+
+    fn apply(&mut self, settings: &OpenFlowSettings, may_wait: bool) -> Result<()> {
         settings.check()?;
         let tls = settings.tls.as_ref().map(tls::Tls::load).transpose()?;
         let known = self.shared.state().configured();
@@ -188,42 +196,58 @@ impl Network {
                         && (&known.host, known.port) == (&target.host, target.port)
                 };
                 let before = known.iter().find(|(_, known)| is_it(known));
-                let before = before.and_then(|(id, _)| self.listening.get(id));
-                let listener = match before {
-                    Some((_, listener)) => listener.try_clone()?,
-                    None => listen::bind(target)?,
+                let before = before.and_then(|(id, _)| self.listening.get(id)?.1.get());
+                let bound = match before {
+                    Some(listener) => Ok(listener.try_clone()?),
+                    None => listen::bind(target),
                 };
-                listeners.insert(place, listener);
+                let opened = match bound {
+                    Err(error) if !may_wait => return Err(error),
+                    bound => bound.and_then(|socket| Ok((socket.local_addr()?, socket.try_clone()?, socket))),
+                };
+                listeners.insert(place, opened);
             }
         }
-        let kept = listeners.iter().map(|(place, listener)| Ok((*place, listener.try_clone()?)));
-        let mut kept = kept.collect::<io::Result<BTreeMap<_, _>>>()?;
-        let addresses = listeners.values().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         // From here on nothing can fail.
         self.shared.state().tls = tls;
         for (id, _) in known.iter().filter(|(_, target)| !settings.controllers.contains(target)) {
             self.forget(*id);
         }
-        let mut addresses = addresses.into_iter();
         for (place, target) in settings.controllers.iter().enumerate() {
             if let Some((id, _)) = known.iter().find(|(_, known)| known == target) {
                 self.shared.state().place(*id, Some(place));
                 continue;
             }
-            let listener = listeners.remove(&place);
-            let listening = listener.is_some().then(|| addresses.next()).flatten();
-            let id = self.shared.state().add(TargetState::new(target, place, listening));
-            let shared = self.shared.clone();
-            match listener {
-                Some(listener) => {
-                    let task = self.runtime.spawn(listen::serve(shared, id, listener, target.tls));
-                    let socket = kept.remove(&place);
-                    self.listening.extend(socket.map(|socket| (id, (task.abort_handle(), socket))));
+            let id = self.shared.state().add(TargetState::new(target, place));
+            let (shared, socket) = (self.shared.clone(), Socket::default());
+            let task = match listeners.remove(&place) {
+                Some(Ok((address, kept, listener))) => {
+                    let _ = socket.set(kept);
+                    shared.with(id, |target| target.listening = Some(address));
+                    self.runtime.spawn(listen::serve(shared, id, listener, target.tls))
                 }
-                None => drop(self.runtime.spawn(dial::keep(shared, id, target.clone()))),
-            }
+                Some(Err(error)) => {
+                    shared.with(id, |target| target.deaf = Some(error));
+                    self.runtime.spawn(listen::wait(shared, id, target.clone(), socket.clone()))
+                }
+                None => {
+                    drop(self.runtime.spawn(dial::keep(shared, id, target.clone())));
+                    continue;
+                }
+            };
+            self.listening.insert(id, (task.abort_handle(), socket));
         }
         Ok(())
+    }
+
+    /// Addresses that could not be listened on at the start, and still cannot: why, and what to do.
+    pub fn deaf(&self) -> Vec<String> {
+        let state = self.shared.state();
+        let advice = |target: &TargetState| {
+            let error = target.deaf.as_ref().filter(|_| target.place.is_some())?;
+            Some(advice("openflow.controllers", target.target.port, error))
+        };
+        state.targets.values().filter_map(advice).collect()
     }
 
     /// Ends a target that is not configured any more, and its connections.
@@ -337,6 +361,8 @@ struct TargetState {
     /// `None`: it is not configured any more.
     place: Option<usize>,
     listening: Option<SocketAddr>,
+    /// Why its address cannot be listened on yet.
+    deaf: Option<anyhow::Error>,
     connections: Vec<(ConnectionId, String, Instant)>,
     attempts: u64,
     refused: u64,
@@ -345,11 +371,12 @@ struct TargetState {
 }
 
 impl TargetState {
-    fn new(target: &Target, place: usize, listening: Option<SocketAddr>) -> Self {
+    fn new(target: &Target, place: usize) -> Self {
         Self {
             target: target.clone(),
             place: Some(place),
-            listening,
+            listening: None,
+            deaf: None,
             connections: Vec::new(),
             attempts: 0,
             refused: 0,
@@ -377,6 +404,11 @@ impl TargetState {
 }
 
 impl TargetState {
+    fn begin_to_listen(&mut self, address: SocketAddr) {
+        (self.listening, self.deaf) = (Some(address), None);
+        tracing::info!("OpenFlow: now listening on {address}");
+    }
+
     /// Logs an event. Those of listeners are debug messages, because tools connect to listeners all the time.
     fn log(&self, what: &str) {
         match self.listening {

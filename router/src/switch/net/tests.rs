@@ -499,15 +499,35 @@ fn closing_does_not_wait_for_a_peer_that_does_not_read() {
     assert_eq!(observed.closed(connection), "too slow");
 }
 
+/// A reload forgets a target that waits for its address, or leaves it waiting. Then the address is free, and is listened on.
 #[test]
-fn an_address_in_use_is_an_error_at_the_start() {
-    let (_observed, address) = Observed::listening();
-    let error = Observed::start(&[&format!("ptcp:{}:127.0.0.1", address.port())], None).err().unwrap();
-    let expected = format!(
-        "openflow.controllers: cannot listen on ptcp:{}:127.0.0.1: Address already in use (os error 98)",
-        address.port()
-    );
-    assert_eq!(format!("{error:#}"), expected);
+fn an_address_that_is_in_use_at_the_start_is_listened_on_later() {
+    let taken = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let [first, second] =
+        [0, 1].map(|which| format!("ptcp:{}:127.0.0.1", taken[which].local_addr().unwrap().port()));
+    let mut observed = Observed::start(&[&first, &second], None).unwrap();
+    let begins = |target| format!("openflow.controllers: cannot listen on {target}: Address already in use");
+    let deaf = observed.network.deaf();
+    assert!(deaf.len() == 2 && deaf[0].starts_with(&begins(&first)), "{deaf:?}");
+    assert_eq!(observed.network.report()[0].listening, None);
+
+    observed.network.follow(&settings(&[&second])).unwrap();
+    let deaf = observed.network.deaf();
+    assert!(deaf.len() == 1 && deaf[0].starts_with(&begins(&second)), "{deaf:?}");
+    drop(taken);
+    let end = Instant::now() + PATIENCE;
+    while !observed.network.deaf().is_empty() {
+        assert!(Instant::now() < end, "{:?}", observed.network.deaf());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _peer = dial(observed.address());
+    observed.connected();
+    // The same socket, with TLS from now on: the listener is not opened again.
+    let with_tls = second.replace("ptcp", "pssl");
+    let error = observed.network.follow(&settings(&[&with_tls])).unwrap_err();
+    assert!(!error.to_string().contains("cannot listen"), "{error:#}");
+    let port: u16 = first.split(':').nth(1).unwrap().parse().unwrap();
+    assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "nobody listens on the forgotten one");
 }
 
 /// Packets vanish, as with a pulled cable. The kernel's probes notice it.
