@@ -76,7 +76,18 @@ pub(super) fn run(options: &WatchedOptions, output: &Output) -> Result<()> {
     recorder
         .line(&json!({"record": "load", "case": "watched", "capacity_pps": capacity, "rate_pps": rate}))?;
     let title = format!("{rate} packets a second, {} % of {capacity:.0}", options.load);
-    let names = ["", "s", "sent", "lost", "worst part", "scrapes", "statuses", "route changes", "captures"];
+    let names = [
+        "",
+        "s",
+        "packets a second",
+        "sent",
+        "lost",
+        "worst part",
+        "scrapes",
+        "statuses",
+        "route changes",
+        "captures",
+    ];
     print_head(&title, &names);
     let mut totals = [Total::default(), Total::default()];
     for number in 0..options.seconds.div_ceil(options.part) * 2 {
@@ -126,11 +137,13 @@ impl Total {
         self.seen.captures += seen.captures;
     }
 
-    fn row(&self, name: &str) -> [String; 9] {
+    fn row(&self, name: &str) -> [String; 10] {
         let Seen { scrapes, statuses, route_changes, captures } = self.seen;
         [
             name.into(),
             format!("{:.0}", self.seconds),
+            // Observers take time from the generator, which then sends less.
+            format!("{:.0}", self.sent as f64 / self.seconds),
             self.sent.to_string(),
             format!("{} ({:.4} %)", self.lost, 100.0 * self.lost as f64 / self.sent.max(1) as f64),
             format!("{:.4} %", 100.0 * self.worst),
