@@ -560,8 +560,8 @@ enum capture_why {
 	CAPTURE_MATCHED = 1,	/* it belongs to the capture */
 	CAPTURE_SAMPLED = 2,	/* it is one of sample_every packets */
 	CAPTURE_UNSURE = 4,	/* it may belong to it as it leaves */
-	CAPTURE_IF_CHANGED = 8,	/* it may belong to it as it leaves, if more than routing changes it */
-	CAPTURE_OVER_RATE = 16,	/* it may belong to it, and the rate is used up for now */
+	CAPTURE_IF_CHANGED = 8,	/* the same, if more than routing changes it */
+	CAPTURE_OVER_RATE = 16,	/* the filter matched, but the rate is used up in this tick */
 };
 
 /* User space writes it before a program with `capture` is attached. */
@@ -574,7 +574,7 @@ struct capture_control {
 	__u64 cost_ns;		/* time for each packet, per CPU */
 	__u64 burst_ns;		/* the most time that is saved up */
 	__u64 sample_every;	/* packets; 0: none is sampled */
-	__u64 filter_once;	/* the filter decides about a packet that is only routed as about the one that came in */
+	__u64 filter_once;	/* routing alone cannot make a packet match: the filter does not run again */
 };
 
 /* A packet. A record of the ring ends after the used part of `frame`. */

@@ -15,9 +15,8 @@
 
 /*
  * The filter of the capture. User space puts its instructions into this room when it loads the program
- * (router/src/plane/capture.rs). Until then, all packets match. A jump that the kernel knows is always taken leads over the unused
- * room, so the kernel removes it as a whole. One by one, the instructions would take it tens of milliseconds, in which it gives its
- * core to nothing else.
+ * (router/src/plane/capture.rs). Until then, all packets match. The kernel knows that the jump over the unused room is always taken, so
+ * it removes the room as one block. To remove the instructions one by one would block its core for tens of milliseconds.
  */
 __noinline int capture_filter(struct xdp_md *ctx, struct capture_cells *cells)
 {
@@ -79,7 +78,7 @@ __noinline int capture_begin(struct xdp_md *ctx, __u32 cpu)
 	if (is_sampled(row, c->sample_every))
 		wanted = CAPTURE_SAMPLED;
 	if (c->capturing && capture_filter(ctx, &row->cells))
-		/* Beyond the rate, no time is spent on the packet's head. */
+		/* Beyond the rate, the head is not copied, except for a sample. */
 		wanted |= row->used_up_tick == bpf_jiffies64() ? CAPTURE_OVER_RATE : CAPTURE_MATCHED;
 	else if (c->capturing)
 		wanted |= c->filter_once ? CAPTURE_IF_CHANGED : CAPTURE_UNSURE;
@@ -129,7 +128,7 @@ static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *
 		return false;
 	if (!has_bit(c->reasons, e->reason == REASON_NONE ? MAX_REASONS : e->reason))
 		return false;
-	/* What may have made it a packet that the filter wants: may_match_now(). */
+	/* Tags, NAT or a rule may have made it match. capture_end() checks this first, except for samples. */
 	return e->wanted & CAPTURE_FOUND || (e->reason == REASON_NONE && !core && capture_filter(ctx, &row->cells));
 }
 
@@ -171,7 +170,7 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	__u8 why = e.wanted & CAPTURE_SAMPLED;
 
 	if (is_captured(ctx, row, c, &e, core)) {
-		if (e.wanted & CAPTURE_OVER_RATE) {
+		if (e.wanted & CAPTURE_OVER_RATE || row->used_up_tick == bpf_jiffies64()) {
 			row->over_rate++;
 		} else if (spend(&row->bucket, c->cost_ns, c->burst_ns)) {
 			why |= CAPTURE_MATCHED;
@@ -201,7 +200,7 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	return 0;
 }
 
-/* May a packet that the filter did not match as it came in match as it leaves? Tags, NAT and flow rules change much of a packet. */
+/* The filter did not match the packet as it came in. Can it match as it leaves? Tags, NAT and flow rules change much of it. */
 static __always_inline bool may_match_now(const struct packet *p, enum reason reason)
 {
 	if (reason != REASON_NONE || p->core)

@@ -448,7 +448,7 @@ int daemon_is_here(void *ctx)
 	return 0;
 }
 
-/* Several threads that end at the same time may all find none alive; the first of them takes the daemon's number. */
+/* Several threads that end together may all find none alive. Only the first one clears the daemon's number, and marks routers. */
 SEC("raw_tp/sched_process_exit")
 int daemon_exits(struct bpf_raw_tracepoint_args *ctx)
 {

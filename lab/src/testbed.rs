@@ -54,8 +54,8 @@ pub enum Priority {
     Rates,
     /// Everything before the generator (which never sleeps), to measure how fast a daemon reacts.
     Reaction,
-    /// The router before everything, as softirqs are without threads of their own, and the generator after everything.
-    /// Programs then take time from the generator only, which sends less.
+    /// The router goes before everything, as softirqs do. The generator goes last, so other programs only slow the
+    /// generator.
     Forwarding,
     /// The router before the generator, whose core it may use too. The subject places the queues; nothing else pins
     /// their threads.

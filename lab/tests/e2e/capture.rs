@@ -320,7 +320,7 @@ fn a_capture_outlives_a_change_of_the_program() {
     is_plain(&bed);
 }
 
-/// The filter names what a flow rule or NAT makes of a packet. So the capture has the packets only as they leave.
+/// The filter matches packets only after a flow rule or NAT has changed them, so all captured packets are outbound.
 fn as_they_leave(daemon: &Daemon, file: &Path, filter: &[&str], send: impl FnOnce()) -> Vec<Packet> {
     let capture = Capture::start(daemon, file, filter);
     send();

@@ -1,5 +1,5 @@
-//! Whether a filter can match a packet only after it was routed. If not, the program runs the filter once
-//! (`bpf/capture.h`).
+//! Can routing alone make a packet match a filter that it did not match before? If not, the program does not run the filter
+//! again on packets that are only routed (`bpf/capture.h`).
 //!
 //! Plain routing of a packet without tags changes its MAC addresses, its TTL or hop limit, and the checksum of an IPv4 header, and
 //! cuts off padding. A filter that needs cut bytes does not match afterwards.
@@ -111,7 +111,8 @@ fn reads_changed(known: Known, i: &Classic) -> bool {
         || (!known.is_ipv6 && CHANGED4.iter().any(is_in)) || (!known.is_ipv4 && CHANGED6.iter().any(is_in));
     match i.code & 0xe0 {
         FIXED | HEADER_LENGTH => is_changed(),
-        // A header has at least 20 bytes, so with one in X this reads behind all that changes.
+        // With a header's length in X (at least 20) and k from 12 on, this reads behind all that changes. The bytes at k itself are
+        // those for X = 0.
         BEHIND_X => !known.x || is_changed(),
         LENGTH => true,
         _ => false,

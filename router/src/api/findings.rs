@@ -4,7 +4,7 @@ use super::status::ConditionReport;
 use crate::base::words::some_names;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Stands for the name of the thing in a sentence, when sentences about several things are compared.
 const NAME: &str = "\u{0}";
@@ -49,7 +49,9 @@ impl Finding {
 /// Findings that say the same about several things.
 struct Group<'a> {
     first: &'a Finding,
+    /// In the order of the findings, each once.
     names: Vec<&'a str>,
+    known: BTreeSet<&'a str>,
     age_s: Option<f64>,
 }
 
@@ -58,11 +60,11 @@ struct Group<'a> {
 pub struct Remark {
     /// The sentence, with at most three names.
     pub text: String,
-    /// How long it has held, seconds: the longest of its things; null: not known.
+    /// How long it has held, in seconds; of several things, the longest. null: not known.
     pub age_s: Option<f64>,
 }
 
-/// Each thing once, in the order of their first findings.
+/// One remark for each group of findings that say the same, in the order of the first ones.
 pub fn remarks(findings: &[Finding]) -> Vec<Remark> {
     groups(findings).iter().map(|group| Remark { text: group.sentence(), age_s: group.age_s }).collect()
 }
@@ -74,18 +76,23 @@ fn groups(findings: &[Finding]) -> Vec<Group<'_>> {
         let place = *places.entry((&finding.kind, nameless(finding))).or_insert(groups.len());
         match groups.get_mut(place) {
             Some(group) => {
-                if !group.names.contains(&&*finding.name) {
+                if group.known.insert(&finding.name) {
                     group.names.push(&finding.name);
                 }
                 group.age_s = group.age_s.into_iter().chain(finding.age_s).reduce(f64::max);
             }
-            None => groups.push(Group { first: finding, names: vec![&finding.name], age_s: finding.age_s }),
+            None => groups.push(Group {
+                first: finding,
+                names: vec![&finding.name],
+                known: BTreeSet::from([&*finding.name]),
+                age_s: finding.age_s,
+            }),
         }
     }
     groups
 }
 
-/// The sentence without the name of the thing, by which sentences about several things are equal.
+/// The sentence with [`NAME`] for the name of its thing. Findings with equal results are one group.
 fn nameless(finding: &Finding) -> String {
     let Finding { name, text, .. } = finding;
     // Sentences about `red/eth1` name eth1.
@@ -126,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_sentences_about_many_things_are_one_line() {
+    fn equal_sentences_about_many_things_are_one_remark() {
         let down = |n: usize| Finding {
             age_s: Some(n as f64),
             ..Finding::problem(

@@ -16,9 +16,10 @@ use std::collections::BTreeMap;
 pub struct Summary {
     /// How well packets are forwarded.
     pub state: SummaryState,
-    /// A sentence about it: the reason, the first of `not_fast` or of `problems`, or what is fast.
+    /// A sentence about the state: why it is not ready, the first of `not_fast` or of `problems`, or which IP versions are
+    /// fast.
     pub text: String,
-    /// What is not on the fast path although Linux forwards it, the widest effect first.
+    /// What makes forwarding slow, the widest effect first.
     pub not_fast: Vec<String>,
     /// What is wrong. Equal sentences about several things are one.
     pub problems: Vec<Remark>,
@@ -30,19 +31,21 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SummaryState {
-    /// Nothing is forwarded here, or the tables are not current.
+    /// Millrace forwards nothing, or its tables are not current.
     #[default]
     NotReady,
-    /// Linux forwards a part: see `not_fast`.
+    /// Linux forwards a part, a port is in generic mode, or flow rules do not apply: see `not_fast`.
     Slow,
     /// All that Linux forwards is fast, and something is wrong.
     Problem,
-    /// All that Linux forwards is fast.
+    /// Linux forwards nothing between the ports.
+    Idle,
+    /// All that Linux forwards is fast, and nothing is wrong.
     Fast,
 }
 
 impl Summary {
-    /// Of a status. Its own summary is not read.
+    /// Summarizes a status, without reading its own summary.
     pub fn of(s: &Status) -> Summary {
         let all = all_findings(s);
         let (notes, problems): (Vec<_>, Vec<_>) = all.into_iter().partition(|finding| finding.is_note);
@@ -56,14 +59,14 @@ impl Summary {
             }
             (true, Some(slow), _) => (SummaryState::Slow, slow.clone()),
             (true, None, Some(problem)) => (SummaryState::Problem, problem.text.clone()),
-            (true, None, None) => (SummaryState::Fast, all_fast(&s.routers)),
+            (true, None, None) => all_fast(&s.routers),
         };
         Summary { state, text, not_fast, problems, notes: findings::remarks(&notes) }
     }
 }
 
 /// What is on the fast path, if nothing that Linux forwards is left to the kernel.
-fn all_fast(routers: &[RouterReport]) -> String {
+fn all_fast(routers: &[RouterReport]) -> (SummaryState, String) {
     // A namespace without an interface on a port is no router.
     let routers: Vec<_> = routers.iter().filter(|router| router.interfaces > 0).collect();
     let is_fast = |of: fn(Families<&'static str>) -> &'static str| {
@@ -71,11 +74,12 @@ fn all_fast(routers: &[RouterReport]) -> String {
     };
     let (ipv4, ipv6) = (is_fast(|how| how.ipv4), is_fast(|how| how.ipv6));
     let be = if ipv4 && ipv6 { "are" } else { "is" };
+    let idle = |text: &str| (SummaryState::Idle, text.to_owned());
     match (versions(ipv4, ipv6), routers.len()) {
-        (_, 0) => "no router has an interface on a port".into(),
-        (None, _) => "Linux forwards nothing between the ports (net.ipv4.ip_forward)".into(),
-        (Some(which), 1) => format!("{which} of the router {be} on the fast path"),
-        (Some(which), n) => format!("{which} of all {n} routers {be} on the fast path"),
+        (_, 0) => idle("no router has an interface on a port"),
+        (None, _) => idle("Linux forwards nothing between the ports (net.ipv4.ip_forward)"),
+        (Some(which), 1) => (SummaryState::Fast, format!("{which} of the router {be} on the fast path")),
+        (Some(which), n) => (SummaryState::Fast, format!("{which} of all {n} routers {be} on the fast path")),
     }
 }
 
@@ -273,4 +277,67 @@ pub fn controller_lost(lost: &ControllerLost) -> Option<String> {
     ];
     let said: Vec<_> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{n} {why}")).collect();
     (!said.is_empty()).then(|| format!("packets lost to controllers: {}", said.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_told_apart() {
+        let why = |code: Code, text: &str| Why { code: code.name().into(), text: text.into() };
+        let left = |code, text| RouterReport {
+            router: "red".into(),
+            interfaces: 2,
+            why_not: Families {
+                ipv4: vec![why(code, text)],
+                ipv6: vec![why(Code::ForwardingOff, "IPv6 forwarding is off")],
+            },
+            ..RouterReport::default()
+        };
+        let ipv6_off = || Families { ipv4: Vec::new(), ipv6: vec![why(Code::ForwardingOff, "off")] };
+        let fast = RouterReport {
+            interfaces: 2,
+            accelerated: Families { ipv4: true, ipv6: false },
+            why_not: ipv6_off(),
+            ..RouterReport::default()
+        };
+        let off = left(Code::ForwardingOff, "IPv4 forwarding is off");
+        let slow = left(Code::PolicyRule, "a policy rule; remove it with: x");
+        let bad = ConditionReport { sentence: "netlink failed".into(), ..ConditionReport::default() };
+        let known = Some(why(Code::NoTrustedPort, "no port is trusted"));
+        for (ready, problem, conditions, routers, state, text) in [
+            (false, known, vec![], vec![], SummaryState::NotReady, "no port is trusted"),
+            (false, None, vec![], vec![], SummaryState::NotReady, "the reason is not known"),
+            (true, None, vec![], vec![], SummaryState::Idle, "no router has an interface on a port"),
+            (
+                true,
+                None,
+                vec![],
+                vec![off.clone()],
+                SummaryState::Idle,
+                "Linux forwards nothing between the ports (net.ipv4.ip_forward)",
+            ),
+            (true, None, vec![bad.clone()], vec![off], SummaryState::Problem, "netlink failed"),
+            (
+                true,
+                None,
+                vec![],
+                vec![fast.clone()],
+                SummaryState::Fast,
+                "IPv4 of the router is on the fast path",
+            ),
+            (
+                true,
+                None,
+                vec![bad],
+                vec![fast, slow],
+                SummaryState::Slow,
+                "router red: IPv4 on the kernel path: a policy rule",
+            ),
+        ] {
+            let summary = Summary::of(&Status { ready, problem, conditions, routers, ..Status::default() });
+            assert_eq!((summary.state, summary.text.as_str()), (state, text));
+        }
+    }
 }

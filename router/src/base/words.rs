@@ -1,6 +1,6 @@
 //! Words for times and lists.
 
-/// A time with its two largest units, such as `3 min 20 s`.
+/// A time in at most two units, such as `3 min 20 s`.
 pub fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),

@@ -47,6 +47,7 @@ use crate::{
             ConnectionReport, ExplainReport, ExplainRequest, FirewallReport, InterfaceReport, PortReport,
             ReloadReport, RouterReport, Status, StopReport,
         },
+        summary::Summary,
     },
     base::{
         PortName,
@@ -309,7 +310,7 @@ impl Cli {
             Command::Run(run) => return run.run(instance),
             Command::Check(check) => return check.run(&instance),
             Command::Drain(drain) => return drain.run(&instance),
-            Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
+            Command::Status(o) => show(o, &status(&instance)?, text::status),
             Command::Metrics(metrics) => metrics.run(&instance),
             Command::Ports(o) => show(o, &get::<Vec<PortReport>>(&instance, "/ports")?, |r| text::ports(r)),
             Command::Routers(o) => {
@@ -556,6 +557,15 @@ fn stop_all(output: Output) -> Result<ExitCode> {
 
 fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
     get_patiently(instance, path, PATIENCE)
+}
+
+/// The status. A daemon of an earlier version sends no summary.
+fn status(instance: &Instance) -> Result<Status> {
+    let mut status: Status = get(instance, "/status")?;
+    if status.summary.text.is_empty() {
+        status.summary = Summary::of(&status);
+    }
+    Ok(status)
 }
 
 fn get_patiently<T: DeserializeOwned>(instance: &Instance, path: &str, patience: Duration) -> Result<T> {

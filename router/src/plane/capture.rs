@@ -54,8 +54,7 @@ const NOTHING: bpf_insn = bpf_insn {
 pub struct Wanted {
     /// The result of [`logic::capture::filter::compile`]; empty: all packets.
     pub filter: Vec<u64>,
-    /// Of a packet that is only routed, the filter decides as of the packet that came in
-    /// ([`logic::capture::routed::can_match_later`]).
+    /// Routing alone cannot make a packet match ([`logic::capture::routed::can_match_later`]), so the filter does not run again.
     pub filter_once: bool,
     /// Where they come in or leave; empty: anywhere.
     pub ports: BTreeSet<PortId>,

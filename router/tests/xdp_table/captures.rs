@@ -231,8 +231,7 @@ fn the_filter_is_a_part_of_the_program() {
     });
 }
 
-/// `filter_once` is true for a filter with which a packet that is only routed would match as it leaves: it shows when the filter
-/// does not run again.
+/// The test sets `filter_once` for a filter that routing affects. This shows when the filter does not run again.
 #[test]
 #[ignore = "needs root"]
 fn a_filter_runs_again_only_if_its_answer_may_change() {
@@ -324,10 +323,11 @@ fn a_capture_is_bounded() {
         // 100 packets at once, and one each millisecond. Then the rate is used up until the next tick of the kernel.
         c.want(&Wanted { pps: 1000, ..everything() });
         let ifindex = c.w.port[0];
+        std::thread::sleep(std::time::Duration::from_millis(150));
         let before = c.maps.missing().over_rate;
         (0..3000).for_each(|_| drop(c.w.plane.run_captured(ifindex, &frame).unwrap()));
         let (seen, over) = (c.read(), c.maps.missing().over_rate - before);
-        assert!(seen.len() > 100 && seen.len() as u64 + over == 3000, "{} + {over}", seen.len());
+        assert!(seen.len() >= 100 && seen.len() as u64 + over == 3000, "{} + {over}", seen.len());
         assert!(seen.iter().all(|seen| seen.came == Some(hex(&frame))));
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert_eq!(c.outcome(0, &frame).1.len(), 1, "the rate allows more");

@@ -19,7 +19,7 @@ fn a_filter_runs_again_if_routing_changes_what_it_reads() {
         |first: &[Classic]| -> Vec<u32> { (0..40).filter(|at| can_match_later(&byte(first, *at))).collect() };
     let both: Vec<u32> = (0..12).chain([21, 22, 24, 25]).collect();
     assert_eq!(changed(&[]), both);
-    // The frame's type is known: other packets are not accepted, or not looked at.
+    // The filter rejects packets of other types.
     let only = |kind| [load(0x28, 12), jump(kind, 1, 0), load(6, 0)];
     assert_eq!(changed(&only(IPV4)), (0..12).chain([22, 24, 25]).collect::<Vec<_>>());
     assert_eq!(changed(&only(IPV6)), (0..12).chain([21]).collect::<Vec<_>>());
@@ -49,7 +49,7 @@ fn places_behind_x_are_safe_only_behind_an_ipv4_header() {
 }
 
 #[test]
-fn what_is_known_holds_on_each_way_to_an_instruction() {
+fn known_facts_hold_on_each_way_to_an_instruction() {
     let ends = [load(0x16, 0), load(6, 0)];
     // X is the length of a header on one way, and A on the other.
     let x = [load(0x28, 12), jump(IPV4, 0, 2), load(0xb1, 14), load(5, 1), load(7, 0), load(0x48, 16)];
@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(crate::cases(2000))]
 
     #[test]
-    fn no_packet_matches_only_as_it_leaves(
+    fn packets_that_match_only_as_they_leave_are_predicted(
         mut filter in vec(instruction(), 1..12),
         begins in prop_oneof![
             Just(vec![]),

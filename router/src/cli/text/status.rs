@@ -86,7 +86,7 @@ fn head(summary: &Summary) -> String {
     let more = match summary.state {
         // Why it is not ready stands nowhere else, so it is not cut.
         SummaryState::NotReady => return format!("NOT READY: {}", summary.text),
-        SummaryState::Fast => return format!("forwarding; {}", summary.text),
+        SummaryState::Idle | SummaryState::Fast => return format!("forwarding; {}", summary.text),
         SummaryState::Slow => summary.not_fast.len(),
         SummaryState::Problem => summary.problems.len(),
     };

@@ -20,7 +20,7 @@ function list(name, found) {
   where.key = key;
 }
 
-const STATES = { not_ready: ["bad", "NOT READY"], slow: ["slow", "FORWARDING"], problem: ["slow", "FORWARDING"], fast: ["good", "FORWARDING"] };
+const STATES = { not_ready: ["bad", "NOT READY"], slow: ["slow", "FORWARDING"], problem: ["slow", "FORWARDING"], idle: ["good", "FORWARDING"], fast: ["good", "FORWARDING"] };
 
 export function showHeadline(status) {
   const { state: how, text: first, not_fast: slow, problems, notes } = status.summary;
