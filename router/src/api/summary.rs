@@ -38,7 +38,7 @@ pub enum SummaryState {
     Slow,
     /// All that Linux forwards is fast, and something is wrong.
     Problem,
-    /// Linux forwards nothing between the ports.
+    /// Nothing is wrong, but Linux forwards nothing between the ports, and there are no flow rules.
     Idle,
     /// All that Linux forwards is fast, and nothing is wrong.
     Fast,
@@ -59,22 +59,23 @@ impl Summary {
             }
             (true, Some(slow), _) => (SummaryState::Slow, slow.clone()),
             (true, None, Some(problem)) => (SummaryState::Problem, problem.text.clone()),
-            (true, None, None) => all_fast(&s.routers),
+            (true, None, None) => all_fast(s),
         };
         Summary { state, text, not_fast, problems, notes: findings::remarks(&notes) }
     }
 }
 
 /// What is on the fast path, if nothing that Linux forwards is left to the kernel.
-fn all_fast(routers: &[RouterReport]) -> (SummaryState, String) {
+fn all_fast(s: &Status) -> (SummaryState, String) {
     // A namespace without an interface on a port is no router.
-    let routers: Vec<_> = routers.iter().filter(|router| router.interfaces > 0).collect();
+    let routers: Vec<_> = s.routers.iter().filter(|router| router.interfaces > 0).collect();
     let is_fast = |of: fn(Families<&'static str>) -> &'static str| {
         routers.iter().any(|router| of(how_much(router)) != "kernel")
     };
     let (ipv4, ipv6) = (is_fast(|how| how.ipv4), is_fast(|how| how.ipv6));
     let be = if ipv4 && ipv6 { "are" } else { "is" };
-    let idle = |text: &str| (SummaryState::Idle, text.to_owned());
+    let by_rules = s.flows.rules > 0 && s.flows.in_charge;
+    let idle = |text: &str| (if by_rules { SummaryState::Fast } else { SummaryState::Idle }, text.to_owned());
     match (versions(ipv4, ipv6), routers.len()) {
         (_, 0) => idle("no router has an interface on a port"),
         (None, _) => idle("Linux forwards nothing between the ports (net.ipv4.ip_forward)"),

@@ -42,6 +42,13 @@ pub fn source_of(address: IpAddr) -> IpAddr {
 /// The time between two attempts to listen on an address that was taken at the start.
 pub const AGAIN: Duration = Duration::from_secs(3);
 
+/// May an address that could not be listened on be free later, or come to this machine?
+pub fn may_pass(error: &anyhow::Error) -> bool {
+    let passes =
+        |error: &io::Error| matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable);
+    error.root_cause().downcast_ref().is_some_and(passes)
+}
+
 /// Why a port is not listened on, and what to do. `key`: the key of the configuration.
 pub fn advice(key: &str, port: u16, error: &anyhow::Error) -> String {
     let is_taken = |error: &io::Error| error.kind() == ErrorKind::AddrInUse;

@@ -104,10 +104,18 @@ fn unique(targets: &[Target]) -> Result<(), BadValue> {
             targets.len()
         )));
     }
-    match targets.iter().enumerate().find(|(i, target)| targets[..*i].contains(target)) {
-        Some((_, target)) => Err(BadValue(format!("controller {target} is given twice"))),
-        None => Ok(()),
+    for (i, target) in targets.iter().enumerate() {
+        let before = &targets[..i];
+        if before.contains(target) {
+            return Err(BadValue(format!("controller {target} is given twice")));
+        }
+        if let Some(other) = before.iter().find(|other| other.shares_its_port(target)) {
+            return Err(BadValue(format!(
+                "{other} and {target} would listen on one port: leave one of them out"
+            )));
+        }
     }
+    Ok(())
 }
 
 /// A controller to dial or an address to listen on, written as for `ovs-vsctl set-controller`.
@@ -122,6 +130,17 @@ pub struct Target {
     pub host: String,
     /// The TCP port. 0 (listeners only): any free port.
     pub port: u16,
+}
+
+impl Target {
+    /// Would both listen on one port? An address of a version that stands for all contains the others.
+    fn shares_its_port(&self, other: &Target) -> bool {
+        let is_all = |host: &str| host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified());
+        let same_version = self.host.contains(':') == other.host.contains(':');
+        let same_place =
+            self.host == other.host || (same_version && (is_all(&self.host) || is_all(&other.host)));
+        self.listens && other.listens && self.port != 0 && self.port == other.port && same_place
+    }
 }
 
 impl fmt::Display for Target {
@@ -421,6 +440,10 @@ mod tests {
             (
                 "controllers = [\"ptcp:\", \"ptcp:6653\"]",
                 &["openflow.controllers: ", "ptcp:6653:0.0.0.0 is given twice"],
+            ),
+            (
+                "controllers = [\"ptcp:6653:127.0.0.1\", \"pssl:6653\"]",
+                &["ptcp:6653:127.0.0.1 and pssl:6653:0.0.0.0 would listen on one port"],
             ),
             (&seventeen, &["openflow.controllers: ", "17 controllers are given, 16 are possible"]),
             (

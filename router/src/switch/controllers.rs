@@ -37,7 +37,7 @@ pub struct ControllersReport {
 pub struct ControllerReport {
     /// As in the configuration, with the port.
     pub target: String,
-    /// The address of a listener.
+    /// The address of a listener; null: it cannot be listened on yet, or the target is dialled.
     pub listening: Option<SocketAddr>,
     /// Its connections.
     pub connections: Vec<Connection>,

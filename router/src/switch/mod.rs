@@ -140,13 +140,14 @@ struct Switch {
 /// Starts the thread. It ends with the process.
 ///
 /// # Errors
-/// The thread cannot be started, or a TLS file cannot be used.
+/// The thread cannot be started, an address cannot be listened on for another reason than that it is taken or not there, or a TLS
+/// file cannot be used.
 pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<FlowMaps>>)> {
     let (to, events) = mpsc::channel();
     let (orders, ordered) = mpsc::channel();
     let gauge = Arc::new(Gauge::default());
     let charge = Charge::new(orders, waker);
-    let network = network(config, &to)?;
+    let network = network(config, &to, true)?;
     *locked(&gauge.not_listening) = network.as_ref().map_or_else(Vec::new, Network::deaf);
     if !config.openflow.proxy_ports.is_empty() {
         proxied::listen(to.clone())?;
@@ -191,14 +192,14 @@ fn needs_rules(config: &Config) -> bool {
     config.flows.miss != Miss::Normal || !config.openflow.controllers.is_empty()
 }
 
-/// The connections to controllers, if any are configured.
-fn network(config: &Config, to: &Sender<Event>) -> Result<Option<Network>> {
+/// The connections to controllers, if any are configured. `may_wait`: as for [`Network::start`].
+fn network(config: &Config, to: &Sender<Event>, may_wait: bool) -> Result<Option<Network>> {
     if config.openflow.controllers.is_empty() {
         return Ok(None);
     }
     let to = to.clone();
     let take = move |event| drop(to.send(Event::Net(event)));
-    Network::start(&config.openflow, take).context("OpenFlow controllers").map(Some)
+    Network::start(&config.openflow, may_wait, take).context("OpenFlow controllers").map(Some)
 }
 
 impl Switch {
@@ -333,9 +334,10 @@ impl Switch {
         };
         match &mut self.network {
             Some(network) => network.follow(&config.openflow)?,
-            None => self.network = network(&config, &self.to_self)?,
+            None => self.network = network(&config, &self.to_self, false)?,
         }
         self.config = config;
+        self.show_listeners();
         if let Some(rules) = made {
             self.begin_rules(rules)?;
         } else if let Some(rules) = &mut self.rules {
@@ -420,12 +422,16 @@ impl Switch {
 
     fn tick(&mut self) {
         self.ticked = monotonic();
-        *locked(&self.gauge.not_listening) = self.network.as_ref().map_or_else(Vec::new, Network::deaf);
+        self.show_listeners();
         self.charge.tick();
         if let Some(rules) = &mut self.rules {
             rules.agent.tick(now_ms());
         }
         self.show_machine();
+    }
+
+    fn show_listeners(&self) {
+        *locked(&self.gauge.not_listening) = self.network.as_ref().map_or_else(Vec::new, Network::deaf);
     }
 
     fn show_machine(&mut self) {

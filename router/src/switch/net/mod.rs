@@ -21,7 +21,11 @@ mod tests;
 mod tls;
 
 use crate::{
-    base::{door::advice, privileges, seldom::Seldom},
+    base::{
+        door::{advice, may_pass},
+        privileges,
+        seldom::Seldom,
+    },
     config::{OpenFlowSettings, Target},
 };
 use anyhow::{Context, Result};
@@ -134,20 +138,22 @@ type Socket = Arc<OnceLock<TcpListener>>;
 type TargetId = usize;
 
 impl Network {
-    /// Begins to listen and to dial. The thread calls `events`, which must not block. An address that cannot be listened on is
-    /// tried again: any local user can take a port, and must not keep the daemon from starting.
+    /// Begins to listen and to dial. The thread calls `events`, which must not block. With `may_wait`, an address that is taken
+    /// or not there is tried again: any local user can take a port, and must not keep the daemon from starting.
     ///
     /// # Errors
-    /// A TLS file cannot be used.
+    /// An address cannot be listened on, or a TLS file cannot be used.
     pub fn start(
         settings: &OpenFlowSettings,
+        may_wait: bool,
         events: impl Fn(NetEvent) + Send + Sync + 'static,
     ) -> Result<Self> {
-        Self::start_at_pace(settings, TIMING, events)
+        Self::start_at_pace(settings, may_wait, TIMING, events)
     }
 
     fn start_at_pace(
         settings: &OpenFlowSettings,
+        may_wait: bool,
         timing: Timing,
         events: impl Fn(NetEvent) + Send + Sync + 'static,
     ) -> Result<Self> {
@@ -163,7 +169,7 @@ impl Network {
             stop: Some(stop),
             thread: None,
         };
-        network.apply(settings, true)?;
+        network.apply(settings, may_wait)?;
         let thread = thread::Builder::new().name("openflow-net".into()).spawn(move || {
             privileges::serve_with_nothing("openflow-net");
             let _ = runtime.block_on(stopped);
@@ -202,7 +208,7 @@ impl Network {
                     None => listen::bind(target),
                 };
                 let opened = match bound {
-                    Err(error) if !may_wait => return Err(error),
+                    Err(error) if !(may_wait && may_pass(&error)) => return Err(error),
                     bound => bound.and_then(|socket| Ok((socket.local_addr()?, socket.try_clone()?, socket))),
                 };
                 listeners.insert(place, opened);

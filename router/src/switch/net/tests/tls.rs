@@ -5,13 +5,13 @@ use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsageP
 use std::path::PathBuf;
 
 /// A directory with a CA and the certificates that it has signed.
-struct Authority {
+pub struct Authority {
     directory: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -27,7 +27,7 @@ impl Authority {
     }
 
     /// A new key and its certificate from this CA. The member trusts the CA `trusted`.
-    fn member(&self, name: &str, trusted: &Authority) -> TlsFiles {
+    pub fn member(&self, name: &str, trusted: &Authority) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::default().signed_by(&key, &self.issuer).unwrap();
         std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
