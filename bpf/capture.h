@@ -12,6 +12,8 @@
 #define CAPTURE_AS_IT_CAME (CAPTURE_MATCHED | CAPTURE_SAMPLED)
 /* The filter matched such a packet as it came in. */
 #define CAPTURE_FOUND (CAPTURE_MATCHED | CAPTURE_OVER_RATE)
+/* It did not, but may match the packet as it leaves. */
+#define CAPTURE_LATER (CAPTURE_UNSURE | CAPTURE_IF_CHANGED)
 
 /*
  * The filter of the capture. User space puts its instructions into this room when it loads the program
@@ -116,7 +118,7 @@ struct capture_end {
 };
 
 /* Does a packet belong to the capture, now that its verdict is known? */
-static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *row, const struct capture_control *c, const struct capture_end *e, __u32 core)
+static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *row, const struct capture_control *c, const struct capture_end *e)
 {
 	__u64 ports = 1ULL << (e->in_port & (MAX_PORTS - 1));
 
@@ -128,8 +130,7 @@ static __always_inline bool is_captured(struct xdp_md *ctx, struct capture_row *
 		return false;
 	if (!has_bit(c->reasons, e->reason == REASON_NONE ? MAX_REASONS : e->reason))
 		return false;
-	/* Tags, NAT or a rule may have made it match. capture_end() checks this first, except for samples. */
-	return e->wanted & CAPTURE_FOUND || (e->reason == REASON_NONE && !core && capture_filter(ctx, &row->cells));
+	return e->wanted & CAPTURE_FOUND || (e->wanted & CAPTURE_LATER && capture_filter(ctx, &row->cells));
 }
 
 /* Puts a sample into its ring. */
@@ -169,7 +170,7 @@ __noinline int capture_verdict(struct xdp_md *ctx, __u32 cpu, __u64 word, __u32 
 	__builtin_memcpy(&e, &word, sizeof(e));
 	__u8 why = e.wanted & CAPTURE_SAMPLED;
 
-	if (is_captured(ctx, row, c, &e, core)) {
+	if (is_captured(ctx, row, c, &e)) {
 		if (e.wanted & CAPTURE_OVER_RATE || row->used_up_tick == bpf_jiffies64()) {
 			row->over_rate++;
 		} else if (spend(&row->bucket, c->cost_ns, c->burst_ns)) {
@@ -217,13 +218,11 @@ static __always_inline void capture_end(const struct packet *p, enum reason reas
 		.reason = reason,
 		.router = p->router,
 		.has_router = !!p->interface,
-		.wanted = p->wanted,
+		.wanted = may_match_now(p, reason) ? p->wanted : p->wanted & ~CAPTURE_LATER,
 	};
 	__u64 word;
 
 	__builtin_memcpy(&word, &e, sizeof(word));
-	if (!p->wanted || reason == REASON_NOT_A_PORT)
-		return;
-	if (p->wanted & (CAPTURE_AS_IT_CAME | CAPTURE_OVER_RATE) || may_match_now(p, reason))
+	if (e.wanted && reason != REASON_NOT_A_PORT)
 		capture_verdict(p->ctx, p->cpu, word, p->core);
 }
