@@ -13,12 +13,16 @@ use serde::Deserialize;
 use crate::built_in;
 
 /// Built-in scenarios: name and text.
-const BUILT_IN: [(&str, &str); 8] = [
+const BUILT_IN: [(&str, &str); 12] = [
     ("step", include_str!("../../scenarios/step.toml")),
     ("ramp", include_str!("../../scenarios/ramp.toml")),
     ("wobble", include_str!("../../scenarios/wobble.toml")),
     ("quarters", include_str!("../../scenarios/quarters.toml")),
     ("flash-crowd", include_str!("../../scenarios/flash-crowd.toml")),
+    ("hot-step", include_str!("../../scenarios/hot-step.toml")),
+    ("step-queues", include_str!("../../scenarios/step-queues.toml")),
+    ("surge", include_str!("../../scenarios/surge.toml")),
+    ("bursts", include_str!("../../scenarios/bursts.toml")),
     ("diurnal-8", include_str!("../../scenarios/diurnal-8.toml")),
     ("elephants-32", include_str!("../../scenarios/elephants-32.toml")),
     ("mixed-128", include_str!("../../scenarios/mixed-128.toml")),
@@ -110,12 +114,16 @@ struct Cost {
     ns_per_packet: u64,
     wake_ns: u64,
     hand_on_ns: u64,
+    take_ns: u64,
+    rouse_ns: u64,
+    start_ns: u64,
 }
 
 impl Default for Cost {
     fn default() -> Self {
-        let sim::Cost { ns_per_packet, wake_ns, hand_on_ns } = sim::Cost::MILLRACE;
-        Self { ns_per_packet, wake_ns, hand_on_ns }
+        let sim::Cost { ns_per_packet, wake_ns, hand_on_ns, take_ns, rouse_ns, start_ns } =
+            sim::Cost::MILLRACE;
+        Self { ns_per_packet, wake_ns, hand_on_ns, take_ns, rouse_ns, start_ns }
     }
 }
 
@@ -179,6 +187,7 @@ enum Arrivals {
     #[default]
     Even,
     Poisson,
+    Bursts(u32),
 }
 
 #[derive(Deserialize)]
@@ -212,7 +221,7 @@ fn thousandths(fraction: f64) -> u16 {
 impl File {
     fn scenario(self) -> Result<sim::Scenario> {
         let File { machine, cost, settings, .. } = self;
-        let Cost { ns_per_packet, wake_ns, hand_on_ns } = cost;
+        let Cost { ns_per_packet, wake_ns, hand_on_ns, take_ns, rouse_ns, start_ns } = cost;
         let Marks { allowed, high, low, hold_seconds } = settings;
         Ok(sim::Scenario {
             machine: sim::Machine {
@@ -221,7 +230,7 @@ impl File {
                 siblings: machine.siblings,
                 sibling_speed: thousandths(machine.sibling_speed),
             },
-            cost: sim::Cost { ns_per_packet, wake_ns, hand_on_ns },
+            cost: sim::Cost { ns_per_packet, wake_ns, hand_on_ns, take_ns, rouse_ns, start_ns },
             ports: self.ports.iter().map(PortEntry::port).collect(),
             sources: self.sources.into_iter().map(Source::source).collect::<Result<_>>()?,
             applications: self.applications.into_iter().map(Application::application).collect(),
@@ -244,6 +253,7 @@ impl Source {
         let arrivals = match self.arrivals {
             Arrivals::Even => sim::Arrivals::Even,
             Arrivals::Poisson => sim::Arrivals::Poisson,
+            Arrivals::Bursts(packets) => sim::Arrivals::Bursts(packets),
         };
         Ok(sim::Source { port: self.port, flows: self.flows, rate: self.rate.rate()?, arrivals })
     }

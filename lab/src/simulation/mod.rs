@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::Result;
 use clap::Args;
 use logic::{
-    cores::Policy,
-    sim::{Placement, Results},
+    cores::{Policy, Settings},
+    sim::{Placement, Results, Scenario},
 };
 use serde_json::{Value, json};
 
@@ -27,11 +27,21 @@ pub struct SimulationOptions {
     json: Option<PathBuf>,
 }
 
-/// Placements to compare, in this order, with their names.
-const PLACEMENTS: [(&str, Placement); 3] = [
-    ("pack", Placement::Allocator(Policy::Pack)),
-    ("spread", Placement::Allocator(Policy::Spread)),
-    ("rss-hash", Placement::RssHash),
+/// A way to place queues, to be compared with others.
+struct Compared {
+    name: &'static str,
+    placement: Placement,
+    /// May cores share a queue?
+    splits: bool,
+}
+
+/// What is compared, in this order.
+const COMPARED: [Compared; 5] = [
+    Compared { name: "pack", placement: Placement::Allocator(Policy::Pack), splits: false },
+    Compared { name: "pack, shared", placement: Placement::Allocator(Policy::Pack), splits: true },
+    Compared { name: "spread", placement: Placement::Allocator(Policy::Spread), splits: false },
+    Compared { name: "rss-hash", placement: Placement::RssHash, splits: false },
+    Compared { name: "oracle", placement: Placement::Oracle, splits: false },
 ];
 
 /// Prints a table for each scenario.
@@ -57,8 +67,11 @@ type Simulated = Vec<(&'static str, Results)>;
 
 /// Simulates a scenario with each placement.
 pub fn simulate(named: &Named) -> Result<Simulated> {
-    let each = |(name, placement)| Ok((name, named.scenario.run(&placement)?));
-    PLACEMENTS.into_iter().map(each).collect()
+    let each = |Compared { name, placement, splits }| {
+        let settings = Settings { splits, ..named.scenario.settings.clone() };
+        Ok((name, Scenario { settings, ..named.scenario.clone() }.run(&placement)?))
+    };
+    COMPARED.into_iter().map(each).collect()
 }
 
 /// Table in Markdown.
@@ -72,6 +85,7 @@ pub fn table(named: &Named, simulated: &[(&str, Results)]) -> String {
         "ns per packet",
         "moves, splits",
         "second core after (ms)",
+        "help: count, longest delay (us)",
     ];
     let rows: String = simulated
         .iter()
@@ -86,7 +100,7 @@ pub fn table(named: &Named, simulated: &[(&str, Results)]) -> String {
     )
 }
 
-fn row(results: &Results) -> [String; 7] {
+fn row(results: &Results) -> [String; 8] {
     let or_none = |text: Option<String>| text.unwrap_or("-".into());
     let latency = &results.latency;
     let quantile = |share: f64| latency.quantile_ns(share).unwrap_or(0);
@@ -99,6 +113,7 @@ fn row(results: &Results) -> [String; 7] {
         or_none(results.ns_per_packet().map(|ns| format!("{ns:.0}"))),
         format!("{}, {}", results.moves.len(), results.splits),
         or_none(results.reaction.map(|time| milliseconds(time).to_string())),
+        or_none(results.helped.iter().max().map(|time| format!("{}, {}", results.spills, time.as_micros()))),
     ]
 }
 
@@ -123,7 +138,8 @@ fn line(named: &Named, placement: &str, results: &Results) -> Value {
         "application_share": results.application_share(), "ns_per_packet": results.ns_per_packet(),
         "moves": results.moves.len(), "splits": results.splits,
         "most_moves_of_a_queue_per_hold": results.most_moves_within(named.scenario.settings.hold),
-        "second_core_ms": results.reaction.map(milliseconds),
+        "second_core_ms": results.reaction.map(milliseconds), "spills": results.spills,
+        "helped_us": results.helped.iter().map(|time| time.as_micros() as u64).collect::<Vec<_>>(),
     }})
 }
 
@@ -133,13 +149,28 @@ mod tests {
 
     const COMMITTED: &str = include_str!("../../scenarios/results.md");
 
-    /// If results may change, run: `cargo run --release -p millrace-lab -- sim > lab/scenarios/results.md`. The scenario with
-    /// 128 cores takes a minute without optimisation; [`measure_all_results`] has it.
+    /// Scenarios with few packets. [`measure_all_results`] runs all scenarios.
+    const SMALL: [&str; 5] = ["quarters", "hot-step", "step-queues", "surge", "bursts"];
+
+    fn small() -> impl Iterator<Item = Named> {
+        SMALL.iter().map(|name| Named::find(name).unwrap())
+    }
+
+    /// If results may change, run: `cargo run --release -p millrace-lab -- sim > lab/scenarios/results.md`.
     #[test]
     fn results_are_those_that_are_committed() {
-        for named in Named::built_in().map(Result::unwrap).filter(|named| named.name != "mixed-128") {
+        for named in small() {
             let table = table(&named, &simulate(&named).unwrap());
             assert!(COMMITTED.contains(&table), "{table}");
+        }
+    }
+
+    #[test]
+    fn packing_with_shared_queues_loses_no_more_than_spreading() {
+        for named in small() {
+            let simulated = simulate(&named).unwrap();
+            let dropped = |name: &str| simulated.iter().find(|(one, _)| *one == name).unwrap().1.dropped;
+            assert!(dropped("pack, shared") <= dropped("spread"), "{}", named.name);
         }
     }
 

@@ -21,7 +21,7 @@ use std::{
 pub struct Allocator {
     pub(super) queues: BTreeMap<QueueId, QueueState>,
     pub(super) history: History,
-    costs: Costs,
+    pub(super) costs: Costs,
     doubt: Doubt,
     /// No core is given back before this time.
     pub(super) quiet_until: Duration,
@@ -43,6 +43,14 @@ pub(super) struct QueueState {
     /// Its wants in the last two periods, the older first. It wanted nothing before it was there.
     recent: [Want; 2],
     pub moved: Option<Duration>,
+    /// Its core has shared its flows with helpers before the allocator decided.
+    pub is_spilled: bool,
+    /// When needless help was last taken back, or `patience` was last halved.
+    pub taken_back: Option<Duration>,
+    /// The factor by which its next help is delayed. It doubles when help was needless.
+    pub patience: u32,
+    /// About the least that a packet was seen to cost while the queue was whole.
+    pub packet_ns: Option<f64>,
     /// The last reported reason to stay, and when it last held.
     told: Option<(Discriminant<Why>, Duration)>,
 }
@@ -64,7 +72,7 @@ impl Step<'_> {
     }
 }
 
-fn named(spot: &Spot) -> Vec<CoreId> {
+pub(super) fn named(spot: &Spot) -> Vec<CoreId> {
     if spot.shares.is_empty() { vec![spot.home] } else { spot.shares.clone() }
 }
 
@@ -75,16 +83,17 @@ impl Allocator {
             self.policy = settings.policy.clone();
             self.queues.values_mut().for_each(|state| state.told = None);
         }
+        let events = self.note_spills(now, view, settings);
         let (seventh_began, strangers) = self.observe(now, view, settings);
-        let recent = |state: &QueueState, _| state.recent.to_vec();
-        let mut step =
-            Step { now, settings, board: self.board(view, settings, 2, recent), events: Vec::new() };
+        let mut step = Step { now, settings, board: self.present(view, settings), events };
         match &settings.policy {
             Policy::Pack => {
                 self.forget_told(&step);
+                let spilled = self.join_spilled(&mut step);
                 self.evacuate(&mut step);
                 self.avoid_workloads(&mut step, &strangers);
                 self.grow(&mut step);
+                self.take_back(&mut step, view, spilled);
             }
             Policy::Spread => {
                 spread(&mut step, view);
@@ -104,7 +113,8 @@ impl Allocator {
             events.append(&mut self.release(now, view, settings));
         }
         self.burdened = burdened(view);
-        Decision { plan: self.plan(), events }
+        let help = if self.may_spill(settings) { self.help(view, settings) } else { BTreeMap::new() };
+        Decision { plan: self.plan(), events, help }
     }
 
     /// Joins queues and gives cores back. Returns the events.
@@ -128,6 +138,11 @@ impl Allocator {
             self.released = Some(now);
         }
         step.events
+    }
+
+    /// The board of the last two periods.
+    pub(super) fn present(&self, view: &View, settings: &Settings) -> Board {
+        self.board(view, settings, 2, |state, _| state.recent.to_vec())
     }
 
     /// The board of the last hold time.
@@ -197,6 +212,7 @@ impl Allocator {
             };
             state.spot = item.spot.clone();
             state.moved = Some(step.now);
+            state.is_spilled = false;
             moved = true;
         }
         if moved {
@@ -322,12 +338,24 @@ impl QueueState {
         shares.sort_unstable();
         shares.dedup();
         let spot = Spot { home: queue.core, shares }.tidy();
-        Self { spot, movable: true, node: None, recent: [Want::default(); 2], moved: None, told: None }
+        Self {
+            spot,
+            movable: true,
+            node: None,
+            recent: [Want::default(); 2],
+            moved: None,
+            is_spilled: false,
+            taken_back: None,
+            patience: 1,
+            packet_ns: None,
+            told: None,
+        }
     }
 
     fn observe(&mut self, queue: &Queue, want: Want) {
         (self.movable, self.node) = (queue.movable, queue.node);
         self.recent = [self.recent[1], want];
+        self.note_cost(queue);
         if !queue.movable && self.spot.home != queue.core {
             self.spot = Spot { home: queue.core, shares: std::mem::take(&mut self.spot.shares) }.tidy();
         }

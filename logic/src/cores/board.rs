@@ -247,6 +247,13 @@ impl Board {
         self.bins.get(&core).is_some_and(|bin| bin.allowed && room(bin))
     }
 
+    /// Cores that may be taken, in the order in which they are tried.
+    pub fn preferred(&self, may: impl Fn(CoreId) -> bool) -> Vec<CoreId> {
+        let mut cores: Vec<(&CoreId, &Bin)> = self.bins.iter().filter(|(core, _)| may(**core)).collect();
+        cores.sort_by_cached_key(|(id, bin)| self.preference(**id, bin, None));
+        cores.into_iter().map(|(id, _)| *id).collect()
+    }
+
     /// The order in which cores are tried: those without workloads, that already forward, with no hyper-thread sibling
     /// that forwards, of the port's node, with the least other work.
     fn preference(&self, id: CoreId, bin: &Bin, node: Option<u16>) -> impl Ord + use<> {

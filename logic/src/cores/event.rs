@@ -27,6 +27,10 @@ pub enum Why {
     Overload { core: CoreId, load: f64, high: f64 },
     /// It is alone on its core and wants more than one core should give.
     Hot { load: f64, high: f64 },
+    /// Its core fell behind and shared its flows with other cores at once.
+    Spilled { core: CoreId },
+    /// It is whole again on its core, which keeps up, or has given other queues away.
+    TakenBack,
     /// It was split and fits fewer cores.
     Calm { low: f64 },
     /// Its core is given back.
@@ -99,6 +103,10 @@ impl fmt::Display for Why {
             Why::Hot { load, high } => {
                 write!(f, "it alone wants {} % of a core, above {} %", percent(load), percent(high))
             }
+            Why::Spilled { core } => {
+                write!(f, "core {core} fell behind within a control period and shared the queue at once")
+            }
+            Why::TakenBack => f.write_str("it is whole again on its core"),
             Why::Calm { low } => {
                 write!(f, "for a hold time fewer cores would have been below {} %", percent(low))
             }

@@ -32,6 +32,15 @@ impl Allocator {
             && let Some(spot) = split(&mut step.board, id, high)
         {
             step.go(id, spot, Why::Hot { load: size, high });
+        } else if step
+            .board
+            .users(core)
+            .any(|(id, _)| self.queues.get(&id).is_some_and(|state| state.is_spilled))
+            && let Some(board) = level(&step.board, high - low)
+        {
+            // These cores have no time left for handing packets on, so queues are whole again.
+            let moves = board.items().iter().map(|(id, item)| (*id, item.spot.clone()));
+            moves.for_each(|(id, spot)| step.go(id, spot, why));
         } else if let Some((id, to)) = even_out(&step.board, core, high - low) {
             step.go(id, Spot::at(to), why);
         } else {
@@ -97,6 +106,26 @@ pub(super) fn repack(board: &Board, goal: f64) -> Option<Board> {
     }
     let fits = board.forwarding().all(|core| board.is_below(core, goal));
     fits.then_some(board)
+}
+
+/// Places all queues again, the largest first, each on the core with the least load. `None`: the fullest core would
+/// have no less load.
+fn level(board: &Board, gain: f64) -> Option<Board> {
+    let mut after = board.clone();
+    let loose = board.items().iter().filter(|(_, item)| item.is_loose());
+    let mut items: Vec<(QueueId, Item)> = loose.filter_map(|(id, _)| Some((*id, after.take(*id)?))).collect();
+    items.sort_by(|a, b| b.1.size().total_cmp(&a.1.size()));
+    for (id, item) in items {
+        let load = |core: &CoreId| (after.workloads(*core), after.peak(*core));
+        let by_load = |a: &CoreId, b: &CoreId| {
+            let (a, b) = (load(a), load(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        };
+        let home = after.allowed().min_by(by_load)?;
+        after.put(id, Item { spot: Spot::at(home), ..item });
+    }
+    let fullest = |board: &Board| board.allowed().map(|core| board.peak(core)).fold(0.0, f64::max);
+    (fullest(&after) <= fullest(board) - gain).then_some(after)
 }
 
 /// The queue shared by the fewest possible cores, at least as many as now.

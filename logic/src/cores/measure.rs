@@ -83,7 +83,8 @@ pub(super) fn wants(view: &View, shares: impl Fn(QueueId) -> bool) -> BTreeMap<Q
     }
     let want = |queue: &Queue| {
         let wants = ran_and_waited(queue).map(|(core, ran, waited)| times[&core].want(ran, waited));
-        divide(&wants.collect::<Vec<_>>(), shares(queue.id))
+        let wants = wants.collect::<Vec<_>>();
+        if queue.spilled.is_empty() { divide(&wants, shares(queue.id)) } else { together(&wants) }
     };
     view.queues.iter().map(|queue| (queue.id, want(queue))).collect()
 }
@@ -93,6 +94,14 @@ fn ran_and_waited(queue: &Queue) -> impl Iterator<Item = (CoreId, f64, f64)> + '
     let home = (queue.core, fraction(queue.ran), fraction(queue.waited));
     let parts = queue.parts.iter().map(|part| (part.core, fraction(part.ran), fraction(part.waited)));
     std::iter::once(home).chain(parts)
+}
+
+/// In the period in which others began to help, the home's share is not known. So its work for handing packets on is
+/// assumed.
+fn together(wants: &[f64]) -> Want {
+    let (home, parts) = (wants[0], wants[1..].iter().sum::<f64>());
+    let work = parts + (home - HANDING * parts).max(0.0);
+    Want { work, beside_others: work, handing: work * HANDING }
 }
 
 /// Separates a home's share of the work from the work of handing packets on. Shares are even.

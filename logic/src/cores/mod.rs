@@ -18,6 +18,7 @@
 //! | `awake` | cores that should not sleep deeply, because they forward |
 //! | `choice` | which core a flow gets if its rule lets the switch choose |
 //! | `split` | a split queue's flows in buckets, each on one core |
+//! | `spill` | which core helps a queue that falls behind, before the next decision |
 //! | `in_use` | over how many queues the packets of a port are spread |
 //! | `event`, `role` | the reports for people |
 //!
@@ -41,6 +42,12 @@
 //!
 //! **Split.** A queue that alone wants more than `high` is shared by flow, evenly, over the fewest cores with room. Its
 //! home shares, too, unless handing packets on fills it.
+//!
+//! **Spill** within microseconds. A core that takes too many full polls in a row shares each of its queues with
+//! another core. The allocator chose that core before ([`Help`]). If this does not suffice, one more core helps. The
+//! allocator sees that in the next period. It then knows what each queue wants, and grows as if the queues were
+//! whole. Flows return to their home as soon as they fit there. If the help was needless, the next help comes later.
+//! The simulator does this ([`crate::sim`]); the kernel plane does not yet, so `router` reports no spilled queues.
 //!
 //! **Release** slowly. The remaining cores must have room, each below `low`, for what all queues wanted together in the
 //! worst moment of each seventh of the last hold time (2 s). The wants on these cores count. A busy core is woken less
@@ -71,6 +78,7 @@ mod measure;
 mod release;
 mod role;
 mod serve;
+mod spill;
 pub mod split;
 
 pub use allocator::Allocator;
@@ -81,6 +89,7 @@ pub use event::{Event, Why};
 pub use floor::Floor;
 pub use role::{Role, roles};
 pub use serve::serving;
+pub use spill::Help;
 
 use crate::plan::PortId;
 use std::{
@@ -131,6 +140,8 @@ pub struct Queue {
     pub counted: Option<Counted>,
     /// The work of other cores for it, while it is split.
     pub parts: Vec<Part>,
+    /// The cores that began to help the queue in this period, because it fell behind ([`Help`]).
+    pub spilled: Vec<CoreId>,
 }
 
 /// The work of a queue's own core for it, in one control period.
@@ -225,6 +236,8 @@ pub struct Decision {
     pub plan: Plan,
     /// The changes, in the order in which they were decided.
     pub events: Vec<Event>,
+    /// The help for each queue that falls behind before the next decision.
+    pub help: BTreeMap<QueueId, Help>,
 }
 
 #[cfg(test)]

@@ -9,27 +9,34 @@ pub const BUCKETS: usize = 64;
 /// that change their core are late for a moment. `before`: their cores until now, or any others. Without cores, nothing
 /// changes.
 pub fn buckets(before: &[CoreId; BUCKETS], cores: &[CoreId]) -> [CoreId; BUCKETS] {
+    let count = |core: CoreId| before.iter().filter(|it| **it == core).count();
+    // The cores with the most buckets now get the extra ones.
+    let mut order: Vec<CoreId> = cores.to_vec();
+    order.sort_by_key(|core| std::cmp::Reverse(count(*core)));
+    let Some(least) = BUCKETS.checked_div(cores.len()) else { return *before };
+    let extra = BUCKETS % cores.len();
+    let quotas: Vec<(CoreId, usize)> =
+        order.into_iter().enumerate().map(|(at, core)| (core, least + usize::from(at < extra))).collect();
+    by_quota(before, &quotas)
+}
+
+/// The same, with a given number of buckets for each core. The numbers add up to 64.
+pub(super) fn by_quota(before: &[CoreId; BUCKETS], quotas: &[(CoreId, usize)]) -> [CoreId; BUCKETS] {
+    let mut left: Vec<(CoreId, usize)> = quotas.to_vec();
     let mut after = *before;
-    if cores.is_empty() {
-        return after;
-    }
-    let (least, mut extra) = (BUCKETS / cores.len(), BUCKETS % cores.len());
-    let mut counts = vec![0; cores.len()];
     let mut loose = Vec::new();
     for (bucket, core) in before.iter().enumerate() {
-        match cores.iter().position(|one| one == core) {
-            Some(at) if counts[at] < least => counts[at] += 1,
-            Some(at) if counts[at] == least && extra > 0 => {
-                counts[at] += 1;
-                extra -= 1;
-            }
-            _ => loose.push(bucket),
+        match left.iter_mut().find(|(one, left)| one == core && *left > 0) {
+            Some((_, left)) => *left -= 1,
+            None => loose.push(bucket),
         }
     }
     for bucket in loose {
-        let Some(at) = (0..cores.len()).min_by_key(|&at| counts[at]) else { break };
-        counts[at] += 1;
-        after[bucket] = cores[at];
+        let Some((core, left)) = left.iter_mut().max_by_key(|(_, left)| *left).filter(|(_, left)| *left > 0)
+        else {
+            break;
+        };
+        (after[bucket], *left) = (*core, *left - 1);
     }
     after
 }

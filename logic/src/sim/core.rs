@@ -2,10 +2,16 @@
 
 use super::{
     SLICE_NS,
-    cost::Cost,
-    ring::{Leaving, Ring},
+    ring::{Packet, Ring},
 };
 use crate::cores::CoreId;
+
+/// The most packets of a poll (NAPI_POLL_WEIGHT).
+pub(super) const BUDGET: u32 = 64;
+/// The most packets that are handed to another core together (CPU_MAP_BULK_SIZE, kernel/bpf/cpumap.c).
+pub(super) const BULK: usize = 8;
+/// The longest turn of an application that shares its core fairly.
+const TURN_NS: u64 = 10_000;
 
 /// The work of one core for one queue.
 #[derive(Clone, Debug)]
@@ -14,46 +20,70 @@ pub(super) struct Task {
     pub core: CoreId,
     /// It polls the queue. Otherwise it gets packets from the core that does.
     pub is_home: bool,
-    pub ns_per_packet: u64,
     pub ring: Ring,
-    /// Packets that arrived in this slice. They are in the ring.
-    pub came: u64,
-    /// Time spent on a packet that was not finished in the last slice.
-    begun_ns: u64,
+    /// Its last poll was full.
+    pub was_full: bool,
+    /// Virtual run time. The ready task or application with the least on its core runs next.
+    pub turn_ns: u64,
+    /// `ran_ns` and `waited_ns` are counted up to this time.
+    noted_ns: u64,
     /// Time in this control period, as the kernel counts it (schedstat).
     pub ran_ns: u64,
     pub waited_ns: u64,
-    /// For this control period: the packets that it has finished, and the time that waking up took.
+    /// For this control period.
     pub done: u64,
-    pub waking_ns: u64,
+    pub wakeups: u64,
 }
 
 impl Task {
-    pub fn new(queue: usize, core: CoreId, ns_per_packet: u64, ring: u32) -> Self {
+    pub fn new(queue: usize, core: CoreId, is_home: bool, ring: u32) -> Self {
         Self {
             queue,
             core,
-            is_home: true,
-            ns_per_packet,
+            is_home,
             ring: Ring::new(ring),
-            came: 0,
-            begun_ns: 0,
+            was_full: false,
+            turn_ns: 0,
+            noted_ns: 0,
             ran_ns: 0,
             waited_ns: 0,
             done: 0,
-            waking_ns: 0,
+            wakeups: 0,
         }
     }
 
-    pub fn arrive(&mut self, slice: u64, packets: u64) {
-        self.ring.push(slice, packets);
-        self.came += packets;
+    /// Counts the time until now in which the task could have run but something else ran.
+    fn note_waiting(&mut self, now_ns: u64) {
+        let Some(ready_ns) = self.ring.ready_ns() else { return };
+        self.waited_ns += now_ns.saturating_sub(ready_ns.max(self.noted_ns));
+        self.noted_ns = self.noted_ns.max(now_ns);
     }
 
-    /// The time for all packets that wait.
-    pub fn packets_ns(&self) -> u64 {
-        (self.ring.waiting() * self.ns_per_packet).saturating_sub(self.begun_ns)
+    /// Counts time that it has run, until now.
+    pub fn note_run(&mut self, ns: u64, now_ns: u64) {
+        self.ran_ns += ns;
+        self.turn_ns += ns;
+        self.noted_ns = now_ns;
     }
+}
+
+/// A poll that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Poll {
+    /// The number of its task.
+    pub task: usize,
+    pub done: u32,
+}
+
+/// An instance of an application that shares its core fairly.
+#[derive(Clone, Copy, Debug)]
+struct Fair {
+    /// What it wants of each slice.
+    wants_ns: u64,
+    /// Its time in this slice.
+    used_ns: u64,
+    /// As [`Task::turn_ns`].
+    turn_ns: u64,
 }
 
 /// A core and the applications on it.
@@ -61,218 +91,160 @@ impl Task {
 pub(super) struct Core {
     /// The numbers of its tasks.
     pub tasks: Vec<usize>,
-    /// What applications want of each slice, by the kind of sharing ([`super::Sharing`]).
-    pub fair_ns: Vec<u64>,
-    pub rest_ns: Vec<u64>,
+    fair: Vec<Fair>,
+    /// The part of each slice that applications want that get the rest.
+    rest_ns: u64,
+    /// The core is simulated up to this time.
+    pub now_ns: u64,
+    /// Virtual run time at the start of the last turn. A task or application that slept continues from here.
+    turn_ns: u64,
+    pub poll: Option<Poll>,
+    /// Packets for other cores that have not left yet, by task.
+    pub bulks: Vec<(usize, Vec<Packet>)>,
+    /// It polls. A task that gets work now needs no wake-up.
+    pub is_awake: bool,
+    /// The number of full polls in a row since the last help, and when a poll last ended without being full.
+    pub full_polls: u32,
+    pub kept_up_ns: u64,
+    /// The time that it can work in this slice, which is less while its sibling works.
+    time_ns: u64,
+    /// When it begins to work after it was woken for packets of another core.
+    pub starts_ns: u64,
+    /// Times in this slice, and what was done of the next one.
+    forwarded_now_ns: u64,
+    ahead_ns: u64,
     /// Time in the last slice.
     pub busy_ns: u64,
     /// Times in this control period.
     pub forwarded_ns: u64,
     pub other_ns: u64,
-    wants: Vec<u64>,
-    gets: Vec<u64>,
+}
+
+/// What a core does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Poll(usize),
+    /// An application (by number) runs until this time.
+    Application(usize, u64),
+    /// The core does nothing until this time.
+    Sleep(u64),
 }
 
 impl Core {
+    /// `fair_ns`: what each application that shares fairly wants of a slice. `rest_ns`: what all applications that get the
+    /// rest want together.
+    pub fn new(fair_ns: &[u64], rest_ns: u64) -> Self {
+        let fair = fair_ns.iter().map(|&wants_ns| Fair { wants_ns, used_ns: 0, turn_ns: 0 }).collect();
+        Self { fair, rest_ns: rest_ns.min(SLICE_NS), time_ns: SLICE_NS, ..Self::default() }
+    }
+
     /// What applications want of each slice.
     pub fn wanted_ns(&self) -> u64 {
-        self.fair_ns.iter().chain(&self.rest_ns).sum::<u64>().min(SLICE_NS)
+        (self.fair.iter().map(|fair| fair.wants_ns).sum::<u64>() + self.rest_ns).min(SLICE_NS)
     }
 
-    /// Runs one slice, of which the core can work for `time_ns`. It works more slowly while its sibling does. `left`
-    /// gets the packets that tasks have finished. Returns the work that applications got done, in ns of a core at full
-    /// speed.
-    pub fn slice(
-        &mut self,
-        now: u64,
-        time_ns: u64,
-        tasks: &mut [Task],
-        cost: &Cost,
-        mut left: impl FnMut(&Task, Leaving),
-    ) -> u64 {
-        self.want(time_ns, tasks, cost);
-        share(&self.wants, time_ns, &mut self.gets);
-        let got_ns: u64 = self.gets.iter().sum();
-        let competing = self.wants.iter().filter(|want| **want > 0).count() as u64;
-        let wall_ns = |ns: u64| ns * SLICE_NS / time_ns;
-        for (at, &number) in self.tasks.iter().enumerate() {
-            let task = &mut tasks[number];
-            let gets_ns = self.gets[at];
-            if gets_ns == 0 {
-                if task.ring.waiting() > 0 {
-                    task.waited_ns += SLICE_NS;
-                }
-                continue;
-            }
-            // The least that it gets while others want something.
-            let share_ns = (time_ns - (got_ns - gets_ns)).max(time_ns / competing.max(1)).max(1);
-            let stretched = |ns: u64| ns * time_ns / share_ns;
-            let is_done = task.work(now, gets_ns, |task, leaving, is_prompt| {
-                let waited_ns = match is_prompt {
-                    true => wall_ns(stretched(cost.wait_ns(task.came, task.ns_per_packet))),
-                    false => leaving.waited_ns,
-                };
-                left(task, Leaving { waited_ns, ..leaving });
-            });
-            let ran_ns = wall_ns(gets_ns);
-            let runnable_ns = if is_done { stretched(ran_ns).min(SLICE_NS) } else { SLICE_NS };
-            task.ran_ns += ran_ns;
-            task.waited_ns += runnable_ns.saturating_sub(ran_ns);
-            self.forwarded_ns += ran_ns;
-        }
-        let fair_ns: u64 = self.gets[self.tasks.len()..].iter().sum();
-        let rest_ns = self.rest_ns.iter().sum::<u64>().min(SLICE_NS) * time_ns / SLICE_NS;
-        let rest_ns = rest_ns.min(time_ns - got_ns);
-        self.other_ns += wall_ns(fair_ns + rest_ns);
-        self.busy_ns = wall_ns(got_ns + rest_ns);
-        fair_ns + rest_ns
+    /// The time that it takes for work, given in ns of a core at full speed.
+    #[inline]
+    pub fn takes_ns(&self, work_ns: u64) -> u64 {
+        if self.time_ns == SLICE_NS { work_ns } else { work_ns * SLICE_NS / self.time_ns }
     }
 
-    /// The wants in a slice: tasks first, then applications that share fairly.
-    fn want(&mut self, time_ns: u64, tasks: &mut [Task], cost: &Cost) {
-        let of_tasks = || self.tasks.iter().map(|&number| &tasks[number]);
-        let came: u64 = of_tasks().map(|task| task.came).sum();
-        let packets_ns: u64 = of_tasks().map(Task::packets_ns).sum();
-        let wakes_ns = cost.wakes_ns(came, packets_ns, time_ns);
-        self.wants.clear();
+    /// Begins a slice, of which it can work for `time_ns`.
+    pub fn begin_slice(&mut self, time_ns: u64) {
+        self.time_ns = time_ns;
+        self.forwarded_now_ns = std::mem::take(&mut self.ahead_ns);
+        self.fair.iter_mut().for_each(|fair| fair.used_ns = 0);
+    }
+
+    /// Ends a slice at `end_ns`: gives applications the rest. Returns the work that all applications got done, in ns of a core at
+    /// full speed.
+    pub fn end_slice(&mut self, end_ns: u64) -> u64 {
+        self.ahead_ns = self.now_ns.saturating_sub(end_ns).min(self.forwarded_now_ns);
+        self.forwarded_now_ns -= self.ahead_ns;
+        let fair_ns: u64 = self.fair.iter().map(|fair| fair.used_ns).sum();
+        let used_ns = (self.forwarded_now_ns + fair_ns).min(SLICE_NS);
+        let others_ns = fair_ns + self.rest_ns.min(SLICE_NS - used_ns);
+        self.other_ns += others_ns;
+        self.busy_ns = (self.forwarded_now_ns + others_ns).min(SLICE_NS);
+        others_ns * self.time_ns / SLICE_NS
+    }
+
+    /// What it does next, before `end_ns`.
+    pub fn next(&self, tasks: &[Task], end_ns: u64) -> Next {
+        let (mut first, mut least_ns, mut coming_ns) = (None, u64::MAX, end_ns);
         for &number in &self.tasks {
-            let task = &mut tasks[number];
-            let waking_ns = (wakes_ns * task.came).checked_div(came).unwrap_or(0);
-            task.waking_ns += waking_ns;
-            self.wants.push(task.packets_ns() + waking_ns);
-        }
-        self.wants.extend(self.fair_ns.iter().map(|ns| ns * time_ns / SLICE_NS));
-    }
-}
-
-impl Task {
-    /// Forwards as much as possible in its time. `left` gets packets with the former state of the task, and whether all
-    /// waiting packets arrived in this slice and were finished in it. Returns whether nothing is left waiting.
-    fn work(&mut self, now: u64, ns: u64, mut left: impl FnMut(&Task, Leaving, bool)) -> bool {
-        let waiting = self.ring.waiting();
-        let time_ns = self.begun_ns + ns;
-        let done = (time_ns / self.ns_per_packet).min(waiting);
-        self.done += done;
-        let is_done = done == waiting;
-        self.begun_ns = if is_done { 0 } else { time_ns - done * self.ns_per_packet };
-        let is_prompt = is_done && waiting == self.came;
-        let mut ring = std::mem::replace(&mut self.ring, Ring::new(0));
-        ring.pop(now, done, |leaving| left(self, leaving, is_prompt && leaving.slice == now));
-        self.ring = ring;
-        is_done
-    }
-}
-
-/// Max-min fair: nobody gets more than it wants, and one that wants more than it gets has at least as much as any
-/// other.
-fn share(wants: &[u64], time: u64, gets: &mut Vec<u64>) {
-    gets.clear();
-    if wants.iter().sum::<u64>() <= time {
-        gets.extend(wants);
-        return;
-    }
-    gets.resize(wants.len(), 0);
-    let mut order: Vec<usize> = (0..wants.len()).collect();
-    order.sort_by_key(|&i| wants[i]);
-    let mut left = time;
-    for (nth, &i) in order.iter().enumerate() {
-        gets[i] = wants[i].min(left / (wants.len() - nth) as u64);
-        left -= gets[i];
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const COST: Cost = Cost { ns_per_packet: 1000, wake_ns: 0, hand_on_ns: 0 };
-
-    fn shares(wants: &[u64], time: u64) -> Vec<u64> {
-        let mut gets = vec![99];
-        share(wants, time, &mut gets);
-        gets
-    }
-
-    #[test]
-    fn small_wants_are_met_and_the_others_get_equal_parts() {
-        assert_eq!(shares(&[30, 70], 100), [30, 70]);
-        assert_eq!(shares(&[90, 20, 90], 100), [40, 20, 40]);
-        assert_eq!(shares(&[90, 80, 70], 100), [34, 33, 33]);
-        assert_eq!(shares(&[], 100), [0; 0]);
-    }
-
-    struct Bench {
-        core: Core,
-        tasks: Vec<Task>,
-        now: u64,
-    }
-
-    impl Bench {
-        fn new(tasks: usize) -> Self {
-            let tasks: Vec<_> =
-                (0..tasks).map(|queue| Task::new(queue, 0, COST.ns_per_packet, 1000)).collect();
-            let core = Core { tasks: (0..tasks.len()).collect(), ..Core::default() };
-            Self { core, tasks, now: 0 }
-        }
-
-        /// Packets that leave each task, and the work of applications.
-        fn slice(&mut self, time_ns: u64, came: &[u64]) -> (Vec<u64>, u64) {
-            let mut gone = vec![0; came.len()];
-            for (task, came) in self.tasks.iter_mut().zip(came) {
-                task.arrive(self.now, *came);
+            let task = &tasks[number];
+            let turn_ns = task.turn_ns.max(self.turn_ns);
+            match task.ring.ready_ns() {
+                Some(at_ns) if at_ns > self.now_ns => coming_ns = coming_ns.min(at_ns),
+                Some(_) if turn_ns < least_ns => (first, least_ns) = (Some(number), turn_ns),
+                _ => {}
             }
-            let got = self.core.slice(self.now, time_ns, &mut self.tasks, &COST, |task, leaving| {
-                gone[task.queue] += leaving.packets;
-            });
-            self.tasks.iter_mut().for_each(|task| task.came = 0);
-            self.now += 1;
-            (gone, got)
         }
+        let unserved = self.fair.iter().enumerate().filter(|(_, fair)| fair.used_ns < fair.wants_ns);
+        let next = unserved.min_by_key(|(_, fair)| fair.turn_ns);
+        if let Some((at, fair)) = next.filter(|(_, fair)| fair.turn_ns.max(self.turn_ns) < least_ns) {
+            let turn_ns = (fair.wants_ns - fair.used_ns).min(TURN_NS);
+            let until_ns = if first.is_some() { end_ns } else { coming_ns };
+            return Next::Application(at, until_ns.min(self.now_ns + turn_ns));
+        }
+        first.map_or(Next::Sleep(coming_ns), Next::Poll)
     }
 
-    #[test]
-    fn applications_take_the_rest() {
-        let mut bench = Bench::new(1);
-        bench.core.rest_ns = vec![50_000, 40_000];
-        assert_eq!(bench.slice(SLICE_NS, &[5]), (vec![5], 90_000));
-        assert_eq!(bench.slice(SLICE_NS, &[30]), (vec![30], 70_000));
-        assert_eq!(bench.slice(SLICE_NS, &[150]), (vec![100], 0));
-        assert_eq!(bench.slice(SLICE_NS, &[0]), (vec![50], 50_000));
-        assert_eq!((bench.core.forwarded_ns, bench.core.other_ns), (185_000, 210_000));
-        let task = &bench.tasks[0];
-        assert_eq!((task.ran_ns, task.waited_ns), (185_000, 0));
+    /// Runs an application until `until_ns`.
+    pub fn run_application(&mut self, at: usize, until_ns: u64) {
+        let ns = until_ns - self.now_ns;
+        let fair = &mut self.fair[at];
+        self.turn_ns = self.turn_ns.max(fair.turn_ns);
+        (fair.used_ns, fair.turn_ns) = (fair.used_ns + ns, self.turn_ns + ns);
+        self.sleep(until_ns);
     }
 
-    #[test]
-    fn applications_share_fairly() {
-        let mut bench = Bench::new(1);
-        bench.core.fair_ns = vec![SLICE_NS];
-        assert_eq!(bench.slice(SLICE_NS, &[30]), (vec![30], 70_000));
-        // Half of it is its own, so it ran for 30 of 60 us.
-        assert_eq!((bench.tasks[0].ran_ns, bench.tasks[0].waited_ns), (30_000, 30_000));
-        assert_eq!(bench.slice(SLICE_NS, &[80]), (vec![50], 50_000));
-        assert_eq!((bench.tasks[0].ran_ns, bench.tasks[0].waited_ns), (80_000, 80_000));
+    /// Polls nothing until `until_ns`.
+    pub fn sleep(&mut self, until_ns: u64) {
+        (self.now_ns, self.is_awake) = (until_ns, false);
     }
 
-    #[test]
-    fn queues_share_a_core_and_wait_for_each_other() {
-        let mut bench = Bench::new(3);
-        assert_eq!(bench.slice(SLICE_NS, &[40, 40, 0]), (vec![40, 40, 0], 0));
-        // 40 us of the 60 that the other leaves.
-        assert_eq!(bench.tasks[1].ran_ns, 40_000);
-        assert_eq!(bench.tasks[1].waited_ns, 26_666);
-        assert_eq!(bench.slice(SLICE_NS, &[90, 90, 20]), (vec![40, 40, 20], 0));
-        assert_eq!(bench.tasks[1].waited_ns, 26_666 + 60_000);
-        assert_eq!(bench.tasks[2].waited_ns, 20_000 * 3 - 20_000);
+    /// It has no packets left, of a queue at least that had too many.
+    pub fn keeps_up(&mut self) {
+        (self.full_polls, self.kept_up_ns) = (0, self.now_ns);
     }
 
-    #[test]
-    fn a_packet_that_was_begun_is_finished() {
-        let mut bench = Bench::new(1);
-        let gone: Vec<u64> = (0..4).map(|_| bench.slice(33_700, &[100]).0[0]).collect();
-        // 33,700, 67,400, 101,100, 134,800 ns.
-        assert_eq!(gone, [33, 34, 34, 33]);
-        // Its sibling works all the time, so it was busy all the time, too.
-        assert_eq!((bench.core.busy_ns, bench.tasks[0].ran_ns), (SLICE_NS, 4 * SLICE_NS));
+    /// Begins to poll a task, with a wake-up if necessary.
+    pub fn begin_poll(&mut self, number: usize, task: &mut Task, wake_ns: u64) {
+        task.note_waiting(self.now_ns);
+        self.turn_ns = self.turn_ns.max(task.turn_ns);
+        task.turn_ns = self.turn_ns;
+        if !self.is_awake {
+            self.work(self.takes_ns(wake_ns), task);
+            task.wakeups += 1;
+            self.is_awake = true;
+        }
+        self.poll = Some(Poll { task: number, done: 0 });
+    }
+
+    /// Keeps a packet for a task of another core. Returns how many packets it now keeps for that task.
+    pub fn hand_on(&mut self, task: usize, packet: Packet) -> usize {
+        let at = self.bulks.iter().position(|(to, _)| *to == task).unwrap_or_else(|| {
+            self.bulks.push((task, Vec::with_capacity(BULK)));
+            self.bulks.len() - 1
+        });
+        self.bulks[at].1.push(packet);
+        self.bulks[at].1.len()
+    }
+
+    /// Works for a task.
+    pub fn work(&mut self, ns: u64, task: &mut Task) {
+        self.now_ns += ns;
+        self.forwarded_now_ns += ns;
+        self.forwarded_ns += ns;
+        task.note_run(ns, self.now_ns);
+    }
+
+    /// Notes at the end of a control period how long tasks have waited.
+    pub fn note_waiting(&self, tasks: &mut [Task]) {
+        let polled = self.poll.map(|poll| poll.task);
+        let waiting = self.tasks.iter().filter(|number| Some(**number) != polled);
+        waiting.for_each(|&number| tasks[number].note_waiting(self.now_ns));
     }
 }

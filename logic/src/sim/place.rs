@@ -1,19 +1,30 @@
 //! The position of queues: what the allocator sees of a run, and what it changes.
 
-use super::{PERIOD, core::Task, results::Move, ring::Leaving, run::Run};
-use crate::cores::{self, CoreId, Counted, Part, Plan, QueueId, View};
+use super::{PERIOD, core::Task, random::stream, results::Move, run::Run};
+use crate::{
+    cores::{
+        self, CoreId, Counted, Decision, Help, Part, QueueId, View,
+        split::{BUCKETS, buckets},
+    },
+    fib::synthetic::Random,
+};
 use std::time::Duration;
 
 /// An RX queue.
 pub(super) struct Queue {
     pub id: QueueId,
     node: Option<u16>,
-    /// Packets that arrived in this control period.
-    pub came: u64,
-    /// The cores that share its flows, as in [`Plan::split`], each with its task. Empty: it is not split.
+    /// The core of each bucket of flows.
+    buckets: [CoreId; BUCKETS],
+    /// The cores that share its flows, as in [`cores::Plan::split`], each with its task. Empty: it is not split.
     shares: Vec<Share>,
-    /// The core whose turn it is to get a packet that cannot be divided.
-    turn: usize,
+    /// Draws the bucket of each packet.
+    random: Random,
+    help: Option<Help>,
+    /// The cores that have taken flows since the allocator last saw it.
+    spilled: Vec<CoreId>,
+    /// When its core last kept up. It is set from the first spill until a helper forwards a packet.
+    behind_ns: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,27 +34,39 @@ struct Share {
 }
 
 impl Queue {
-    pub fn new(id: QueueId, node: Option<u16>) -> Self {
-        Self { id, node, came: 0, shares: Vec::new(), turn: 0 }
+    pub fn new(id: QueueId, node: Option<u16>, home: CoreId, seed: u64) -> Self {
+        let number = u64::from(id.port) << 16 | u64::from(id.index);
+        Self {
+            id,
+            node,
+            buckets: [home; BUCKETS],
+            shares: Vec::new(),
+            random: stream(seed, 3 << 32 | number),
+            help: None,
+            spilled: Vec::new(),
+            behind_ns: None,
+        }
     }
 
-    /// How many of the packets that its home has finished are forwarded there. The others are handed on, evenly.
-    pub fn keep(&mut self, home: CoreId, leaving: Leaving, handed_on: &mut Vec<(usize, Leaving)>) -> u64 {
-        let count = self.shares.len() as u64;
-        let Some(each) = leaving.packets.checked_div(count) else { return leaving.packets };
-        let more = (leaving.packets % count) as usize;
-        let mut kept = 0;
-        for (at, share) in self.shares.iter().enumerate() {
-            let is_next = (at + self.shares.len() - self.turn) % self.shares.len() < more;
-            let packets = each + u64::from(is_next);
-            if share.core == home {
-                kept += packets;
-            } else if packets > 0 {
-                handed_on.push((share.task, Leaving { packets, ..leaving }));
-            }
-        }
-        self.turn = (self.turn + more) % self.shares.len();
-        kept
+    pub fn is_split(&self) -> bool {
+        !self.shares.is_empty()
+    }
+
+    /// May its core hand packets on before the allocator decides again?
+    pub fn may_hand_on(&self) -> bool {
+        self.is_split() || self.help.is_some()
+    }
+
+    /// The task of the next packet's flow.
+    pub fn next_task(&mut self) -> usize {
+        let core = self.buckets[self.random.below(BUCKETS as u32) as usize];
+        let share = self.shares.iter().find(|share| share.core == core);
+        share.unwrap_or(&self.shares[0]).task
+    }
+
+    /// The time since its core last kept up, if a helper now forwards its first packet.
+    pub fn first_help(&mut self, now_ns: u64) -> Option<Duration> {
+        Some(Duration::from_nanos(now_ns.saturating_sub(self.behind_ns.take()?)))
     }
 }
 
@@ -69,6 +92,7 @@ impl Run<'_> {
             waited: fraction(home.waited_ns),
             counted: Some(self.counted(home)),
             parts: self.parts(queue, home.core, fraction),
+            spilled: queue.spilled.clone(),
         };
         View {
             cores: (0..machine.cores).map(core).collect(),
@@ -77,9 +101,8 @@ impl Run<'_> {
     }
 
     fn counted(&self, home: &Task) -> Counted {
-        let per_s = |count: f64| count / PERIOD.as_secs_f64();
-        let wakeups = home.waking_ns as f64 / self.scenario.cost.wake_ns.max(1) as f64;
-        Counted { packets_per_s: per_s(home.done as f64), wakeups_per_s: per_s(wakeups) }
+        let per_s = |count: u64| count as f64 / PERIOD.as_secs_f64();
+        Counted { packets_per_s: per_s(home.done), wakeups_per_s: per_s(home.wakeups) }
     }
 
     fn parts(&self, queue: &Queue, home: CoreId, fraction: impl Fn(u64) -> f64) -> Vec<Part> {
@@ -96,9 +119,46 @@ impl Run<'_> {
         applications.filter(|application| application.pinned && application.runs_on(core)).count() as u16
     }
 
+    /// Called after a full poll of a queue. After `Help::full_polls` in a row, one more core helps each queue of this
+    /// core.
+    pub fn falls_behind(&mut self, id: usize, number: usize) {
+        let core = &self.cores[id];
+        let help = self.queues[self.tasks[number].queue].help.as_ref();
+        let is_due = help.is_some_and(|help| core.full_polls >= help.full_polls);
+        if !is_due || !self.tasks[number].is_home {
+            return;
+        }
+        let homes: Vec<usize> = core.tasks.iter().copied().filter(|&task| self.tasks[task].is_home).collect();
+        homes.into_iter().for_each(|queue| self.spill(queue));
+        self.cores[id].full_polls = 0;
+        self.list_tasks();
+    }
+
+    /// One more core shares the flows of a queue, if help is prepared.
+    fn spill(&mut self, queue: usize) {
+        let home = self.tasks[queue].core;
+        let it = &mut self.queues[queue];
+        let helping = it.shares.iter().filter(|share| share.core != home).count();
+        let Some((help, &core)) = it.help.as_ref().and_then(|help| Some((help, help.cores.get(helping)?)))
+        else {
+            return;
+        };
+        let buckets = help.buckets(&it.buckets, home, helping + 1);
+        it.spilled.push(core);
+        if helping == 0 {
+            it.behind_ns = Some(self.cores[usize::from(home)].kept_up_ns);
+        }
+        self.results.spills += 1;
+        let mut shares = buckets.to_vec();
+        shares.sort_unstable();
+        shares.dedup();
+        self.divide(queue, home, &shares);
+        self.queues[queue].buckets = buckets;
+    }
+
     /// Moves queues at once, with the packets in their rings. Packets that wait at cores that no longer share a queue
     /// are forwarded there.
-    pub fn apply(&mut self, now: Duration, plan: &Plan) {
+    pub fn apply(&mut self, now: Duration, Decision { plan, help, .. }: &Decision) {
         let mut forwards = vec![false; self.cores.len()];
         for task in &self.tasks {
             forwards[usize::from(task.core)] |= task.ran_ns > 0;
@@ -111,6 +171,9 @@ impl Run<'_> {
             let to = plan.home.get(&id).filter(exists).copied().unwrap_or(from);
             let split = plan.split.get(&id).into_iter().flatten().filter(exists).copied().collect::<Vec<_>>();
             let was: Vec<CoreId> = self.queues[queue].shares.iter().map(|share| share.core).collect();
+            let it = &mut self.queues[queue];
+            it.help = help.get(&id).cloned();
+            it.spilled.clear();
             if from == to && was == split {
                 continue;
             }
@@ -122,7 +185,7 @@ impl Run<'_> {
             if std::iter::once(&to).chain(&split).any(|&core| !forwards[usize::from(core)]) {
                 self.reaction.helped(from, now);
             }
-            self.tasks[queue].core = to;
+            self.move_home(queue, to);
             self.divide(queue, to, &split);
         }
         if has_changed || self.tasks.len() > self.queues.len() {
@@ -131,13 +194,23 @@ impl Run<'_> {
         }
     }
 
+    /// Moves a queue, and ends the poll that has begun there.
+    fn move_home(&mut self, queue: usize, to: CoreId) {
+        let from = std::mem::replace(&mut self.tasks[queue].core, to);
+        if from != to {
+            // The clocks of cores differ.
+            self.tasks[queue].turn_ns = 0;
+        }
+        let core = &mut self.cores[usize::from(from)];
+        if from != to && core.poll.is_some_and(|poll| poll.task == queue) {
+            core.poll = None;
+            self.flush(usize::from(from), queue);
+            self.deliver();
+        }
+    }
+
     /// Splits a queue's flows over these cores. Without cores, its home does everything.
     fn divide(&mut self, queue: usize, home: CoreId, split: &[CoreId]) {
-        let cost = &self.scenario.cost;
-        let cores = split.len() as u64;
-        let at_home = split.iter().filter(|&&core| core == home).count() as u64;
-        let at_home_ns = at_home * cost.ns_per_packet + (cores - at_home) * cost.hand_on_ns;
-        self.tasks[queue].ns_per_packet = at_home_ns.checked_div(cores).unwrap_or(cost.ns_per_packet).max(1);
         let ring = self.scenario.ports[usize::from(self.queues[queue].id.port)].ring;
         let homes = self.queues.len();
         let shares = split.iter().map(|&core| {
@@ -147,26 +220,31 @@ impl Run<'_> {
             let is_its = |task: &Task| task.queue == queue && task.core == core;
             let task =
                 self.tasks[homes..].iter().position(is_its).map(|at| homes + at).unwrap_or_else(|| {
-                    let mut task = Task::new(queue, core, cost.ns_per_packet, ring);
-                    task.is_home = false;
-                    self.tasks.push(task);
+                    self.tasks.push(Task::new(queue, core, false, ring));
                     self.tasks.len() - 1
                 });
             Share { core, task }
         });
-        self.queues[queue].shares = shares.collect();
-        self.queues[queue].turn = 0;
+        let shares = shares.collect();
+        let queue = &mut self.queues[queue];
+        queue.shares = shares;
+        queue.behind_ns = queue.behind_ns.filter(|_| !split.is_empty());
+        queue.buckets =
+            buckets(&queue.buckets, if split.is_empty() { std::slice::from_ref(&home) } else { split });
     }
 
     /// Removes tasks that have no packets and get no more.
     fn drop_finished_tasks(&mut self) {
-        let queues = &self.queues;
+        let Self { cores, queues, tasks, .. } = self;
+        cores.iter_mut().for_each(|core| core.bulks.retain(|(_, bulk)| !bulk.is_empty()));
+        let has_bulk = |number| cores.iter().any(|core| core.bulks.iter().any(|(task, _)| *task == number));
         let is_needed = |number: usize, task: &Task| {
             let shares = &queues[task.queue].shares;
-            task.is_home || task.ring.waiting() > 0 || shares.iter().any(|share| share.task == number)
+            let is_shared = shares.iter().any(|share| share.task == number);
+            task.is_home || is_shared || task.ring.held() > 0 || has_bulk(number)
         };
         let needed: Vec<bool> =
-            self.tasks.iter().enumerate().map(|(number, task)| is_needed(number, task)).collect();
+            tasks.iter().enumerate().map(|(number, task)| is_needed(number, task)).collect();
         let mut next = 0;
         let renumbered: Vec<usize> = needed
             .iter()
@@ -176,9 +254,13 @@ impl Run<'_> {
             })
             .collect();
         let mut needed = needed.into_iter();
-        self.tasks.retain(|_| needed.next().unwrap_or(true));
-        for share in self.queues.iter_mut().flat_map(|queue| &mut queue.shares) {
+        tasks.retain(|_| needed.next().unwrap_or(true));
+        for share in queues.iter_mut().flat_map(|queue| &mut queue.shares) {
             share.task = renumbered[share.task];
+        }
+        for core in cores {
+            core.bulks.iter_mut().for_each(|(task, _)| *task = renumbered[*task]);
+            core.poll.iter_mut().for_each(|poll| poll.task = renumbered[poll.task]);
         }
     }
 }

@@ -29,6 +29,11 @@ pub struct Results {
     pub moves: Vec<Move>,
     /// How often a queue was split, joined, or split differently.
     pub splits: u64,
+    /// How often a core that fell behind began to share a queue with one more core, before the allocator decided.
+    pub spills: u64,
+    /// For each queue that got its first helper, the time from when its core last kept up until the helper forwarded
+    /// a packet.
+    pub helped: Vec<Duration>,
     /// The longest reaction. It starts with the first control period in which a core wanted more than the high mark. It
     /// ends when a queue of that core is moved to, or shared with, a core that did not forward before.
     pub reaction: Option<Duration>,

@@ -107,6 +107,8 @@ pub enum Arrivals {
     Even,
     /// Independent of each other.
     Poisson,
+    /// In bursts of this many packets. Bursts are independent of each other.
+    Bursts(u32),
 }
 
 /// A program with an instance on each of some cores. Instances stay where they are (as in Q fig. 7).
@@ -136,6 +138,9 @@ pub enum Sharing {
 pub enum Placement {
     /// The allocator, with this policy.
     Allocator(Policy),
+    /// The fewest cores that can carry what will arrive in the next control period. This is a bound, because no real
+    /// allocator knows the future.
+    Oracle,
     /// The default of NICs: every port has a queue on each allowed core, flows are hashed over them, and nothing ever
     /// moves.
     RssHash,
@@ -179,6 +184,9 @@ impl Scenario {
         self.sources.iter().try_for_each(|source| {
             ensure(usize::from(source.port) < self.ports.len(), "source", "a port that exists")?;
             ensure(source.flows.is_none_or(|n| (1..=1_000_000).contains(&n)), "flows", "1 to 1000000")?;
+            let is_burst = |packets: u32| (1..=4096).contains(&packets);
+            let Source { arrivals, .. } = source;
+            ensure(!matches!(arrivals, Arrivals::Bursts(n) if !is_burst(*n)), "burst", "1 to 4096 packets")?;
             source.rate.check()
         })
     }
@@ -195,9 +203,10 @@ impl Scenario {
         ensure((1..=1000).contains(&sibling_speed), "sibling speed", "1 to 1000 thousandths")?;
         let allowed = (0..cores).any(|core| self.settings.allows(core));
         ensure(allowed, "allowed cores", "at least one that exists")?;
-        let Cost { ns_per_packet, wake_ns, hand_on_ns } = self.cost;
+        let Cost { ns_per_packet, wake_ns, hand_on_ns, take_ns, rouse_ns, start_ns } = self.cost;
         ensure((1..=100_000).contains(&ns_per_packet), "ns per packet", "1 to 100000")?;
-        ensure(wake_ns <= 100_000 && hand_on_ns <= 100_000, "wake-up and handing on", "at most 100000 ns")
+        let others = [wake_ns, hand_on_ns, take_ns, rouse_ns, start_ns];
+        ensure(others.iter().all(|ns| *ns <= 100_000), "wake-up and handing on", "at most 100000 ns")
     }
 }
 

@@ -13,36 +13,68 @@ use std::{cmp::Reverse, collections::BinaryHeap, ops::Range, time::Duration};
 pub(super) struct Traffic {
     sources: Vec<FlowState>,
     queues: Vec<Arriving>,
+    times: Vec<u64>,
 }
 
 /// The packets that arrive at a queue.
 struct Arriving {
-    even_pps: u64,
-    poisson_pps: u64,
-    /// For the last slice: [`Self::poisson_pps`], and the distribution that follows from it.
-    poisson: (u64, Poisson),
-    /// The fraction of a packet that is left over, in parts of NS_PER_SECOND.
-    fraction: u64,
+    streams: Vec<Stream>,
     random: Random,
+}
+
+/// The packets of a queue with one kind of arrivals.
+struct Stream {
+    arrivals: Arrivals,
+    pps: u64,
+    /// For `Poisson` and `Bursts`: the rate in the last slice, and the distribution that follows from it.
+    poisson: (u64, Poisson),
+    /// For `Even`: the fraction of a packet that is left over, in parts of NS_PER_SECOND.
+    fraction: u64,
 }
 
 impl Arriving {
     fn pps(&mut self, arrivals: Arrivals) -> &mut u64 {
-        match arrivals {
-            Arrivals::Even => &mut self.even_pps,
-            Arrivals::Poisson => &mut self.poisson_pps,
+        let known = self.streams.iter().position(|stream| stream.arrivals == arrivals);
+        let at = known.unwrap_or_else(|| {
+            self.streams.push(Stream { arrivals, pps: 0, poisson: (0, Poisson::None), fraction: 0 });
+            self.streams.len() - 1
+        });
+        &mut self.streams[at].pps
+    }
+
+    /// Adds the times of packets that arrive in the slice that begins at `start_ns`, in order.
+    fn slice(&mut self, start_ns: u64, times: &mut Vec<u64>) {
+        for stream in &mut self.streams {
+            stream.slice(start_ns, &mut self.random, times);
+        }
+        times.sort_unstable();
+    }
+}
+
+impl Stream {
+    fn slice(&mut self, start_ns: u64, random: &mut Random, times: &mut Vec<u64>) {
+        let packets = match self.arrivals {
+            Arrivals::Even => return self.even(start_ns, times),
+            Arrivals::Poisson => 1,
+            Arrivals::Bursts(packets) => packets,
+        };
+        if self.poisson.0 != self.pps {
+            self.poisson = (self.pps, Poisson::new(per_slice(self.pps) / f64::from(packets)));
+        }
+        // For a given number of independent events, their times are independent and uniform.
+        for _ in 0..self.poisson.1.draw(random) {
+            let at = start_ns + (u128::from(random.next_u64()) * u128::from(SLICE_NS) >> 64) as u64;
+            times.extend(std::iter::repeat_n(at, packets as usize));
         }
     }
 
-    /// The packets that arrive in a slice.
-    fn slice(&mut self) -> u64 {
-        let parts = self.fraction + self.even_pps * SLICE_NS;
-        self.fraction = parts % NS_PER_SECOND;
-        let even = parts / NS_PER_SECOND;
-        if self.poisson.0 != self.poisson_pps {
-            self.poisson = (self.poisson_pps, Poisson::new(per_slice(self.poisson_pps)));
+    fn even(&mut self, start_ns: u64, times: &mut Vec<u64>) {
+        let parts = self.fraction + self.pps * SLICE_NS;
+        for packet in 1..=parts / NS_PER_SECOND {
+            let before = packet * NS_PER_SECOND - self.fraction;
+            times.push(start_ns + (before - 1) / self.pps);
         }
-        even + self.poisson.1.draw(&mut self.random)
+        self.fraction = parts % NS_PER_SECOND;
     }
 }
 
@@ -88,13 +120,8 @@ impl Traffic {
     /// `ports`: the numbers of each port's queues.
     pub fn new(sources: &[Source], ports: &[Range<usize>], seed: u64) -> Self {
         let queues = ports.iter().map(|port| port.end).max().unwrap_or(0);
-        let arriving = |queue: usize| Arriving {
-            even_pps: 0,
-            poisson_pps: 0,
-            poisson: (0, Poisson::None),
-            fraction: 0,
-            random: stream(seed, 1 << 32 | queue as u64),
-        };
+        let arriving =
+            |queue: usize| Arriving { streams: Vec::new(), random: stream(seed, 1 << 32 | queue as u64) };
         let state = |(number, source): (usize, &Source)| {
             let mut random = stream(seed, number as u64);
             let queues = ports[usize::from(source.port)].clone();
@@ -110,16 +137,18 @@ impl Traffic {
             FlowState { source: source.clone(), queues, random, kind }
         };
         let sources = sources.iter().enumerate().map(state).collect();
-        Self { sources, queues: (0..queues).map(arriving).collect() }
+        Self { sources, queues: (0..queues).map(arriving).collect(), times: Vec::new() }
     }
 
-    /// The packets that arrive at each queue in this slice. Slices come in order.
-    pub fn slice(&mut self, slice: u64, came: &mut [u64]) {
+    /// Calls `each` with each queue and the times of the packets that arrive there in this slice. Slices come in order.
+    pub fn slice(&mut self, slice: u64, mut each: impl FnMut(usize, &[u64])) {
         for source in &mut self.sources {
             source.advance(slice * SLICE_NS, &mut self.queues);
         }
-        for (came, queue) in came.iter_mut().zip(&mut self.queues) {
-            *came = queue.slice();
+        for (number, queue) in self.queues.iter_mut().enumerate() {
+            self.times.clear();
+            queue.slice(slice * SLICE_NS, &mut self.times);
+            each(number, &self.times);
         }
     }
 }
@@ -231,7 +260,11 @@ mod tests {
         let mut traffic = Traffic::new(sources, std::slice::from_ref(&(0..queues)), 7);
         let each = |slice| {
             let mut came = vec![0; queues];
-            traffic.slice(slice, &mut came);
+            traffic.slice(slice, |queue, times| {
+                let range = slice * SLICE_NS..(slice + 1) * SLICE_NS;
+                assert!(times.is_sorted() && times.iter().all(|at| range.contains(at)), "{slice}: {times:?}");
+                came[queue] = times.len() as u64;
+            });
             came
         };
         (0..count).map(each).collect()
@@ -253,6 +286,33 @@ mod tests {
         let queue = |q: usize| came.iter().map(|slice| slice[q]).collect::<Vec<_>>();
         assert_eq!(queue(0), [1, 1, 1, 2, 1, 1, 1, 2]);
         assert_eq!(queue(1), queue(0));
+    }
+
+    #[test]
+    fn packets_of_a_slice_have_their_times() {
+        let times = |arrivals, pps| {
+            let mut traffic =
+                Traffic::new(&[source(None, Rate::Line(vec![at(0, pps)]), arrivals)], &[0..1], 7);
+            let mut all = Vec::new();
+            (0..1000).for_each(|slice| traffic.slice(slice, |_, times| all.extend_from_slice(times)));
+            all
+        };
+        let distances =
+            |times: &[u64]| -> Vec<u64> { times.windows(2).map(|pair| pair[1] - pair[0]).collect() };
+        let even = times(Arrivals::Even, 70_000);
+        assert!(distances(&even).iter().all(|ns| (14_285..=14_286).contains(ns)), "{even:?}");
+        // The deviation of independent distances is as large as their mean.
+        let independent = distances(&times(Arrivals::Poisson, 1_000_000));
+        let mean = independent.iter().sum::<u64>() as f64 / independent.len() as f64;
+        let square = independent.iter().map(|ns| (*ns as f64 - mean).powi(2)).sum::<f64>();
+        let deviation = (square / independent.len() as f64).sqrt();
+        assert!(
+            (950.0..1050.0).contains(&mean) && (950.0..1050.0).contains(&deviation),
+            "{mean} {deviation}"
+        );
+        let bursts = times(Arrivals::Bursts(32), 1_000_000);
+        assert!(bursts.len().abs_diff(100_000) < 10_000, "{}", bursts.len());
+        assert!(bursts.chunk_by(|a, b| a == b).all(|burst| burst.len() % 32 == 0));
     }
 
     #[test]

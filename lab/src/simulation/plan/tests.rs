@@ -38,20 +38,20 @@ fn known_answers() {
         applications,
     };
     let table = [
-        // 2.8 * 0.3: less than the high mark, but a core is given back only below the low one, 70 %.
-        answer("--mpps 2.8 --cores 4 --packet-ns 300 --wake-ns 0 --traffic constant", 2, 0.84, 0.0, 3.16),
-        answer("--mpps 2.8 --cores 4 --packet-ns 300 --wake-ns 0", 2, 0.84, 0.0, 3.16),
-        answer("--mpps 2.2 --cores 4 --packet-ns 300 --wake-ns 0", 1, 0.66, 0.0, 3.34),
-        // 5.5 * 0.3.
-        answer("--mpps 5.5 --cores 4 --packet-ns 300 --wake-ns 0 --queues 12", 3, 1.65, 0.0, 2.35),
-        // (300 + 643) / (1 + 0.0028 * 643) = 337 ns for each of 2.8 million.
-        answer("--mpps 2.8 --cores 1 --packet-ns 300", 1, 0.943, 0.0, 0.057),
-        // 3.333 of 4 million.
-        answer("--mpps 4 --cores 1 --packet-ns 300 --wake-ns 0", 1, 1.0, 0.167, 0.0),
+        // 0.28 * 3: less than the high mark, but a core is given back only below the low one, 70 %.
+        answer("--mpps 0.28 --cores 4 --packet-ns 3000 --wake-ns 0 --traffic constant", 2, 0.84, 0.0, 3.16),
+        answer("--mpps 0.28 --cores 4 --packet-ns 3000 --wake-ns 0", 2, 0.84, 0.0, 3.16),
+        answer("--mpps 0.22 --cores 4 --packet-ns 3000 --wake-ns 0", 1, 0.66, 0.0, 3.34),
+        // 0.55 * 3.
+        answer("--mpps 0.55 --cores 4 --packet-ns 3000 --wake-ns 0 --queues 12", 3, 1.65, 0.0, 2.35),
+        // (3000 + 6430) / (1 + 0.00028 * 6430) = 3368 ns for each of 280,000.
+        answer("--mpps 0.28 --cores 1 --packet-ns 3000 --wake-ns 6430", 1, 0.943, 0.0, 0.057),
+        // 333,000 of 400,000.
+        answer("--mpps 0.4 --cores 1 --packet-ns 3000 --wake-ns 0", 1, 1.0, 0.167, 0.0),
         // A queue brings more than a core carries, whatever the others do.
-        answer("--mpps 4 --cores 4 --queues 1 --packet-ns 300 --wake-ns 0", 1, 1.0, 0.167, 3.0),
+        answer("--mpps 0.4 --cores 4 --queues 1 --packet-ns 3000 --wake-ns 0", 1, 1.0, 0.167, 3.0),
         // The applications want less than what is left.
-        answer("--mpps 1 --cores 2 --packet-ns 300 --wake-ns 0 --applications 0.5", 1, 0.3, 0.0, 1.0),
+        answer("--mpps 0.1 --cores 2 --packet-ns 3000 --wake-ns 0 --applications 0.5", 1, 0.3, 0.0, 1.0),
     ];
     for Answer { words, cores, forwarding, loss, applications } in table {
         let plan = planned(&format!("{words} --seconds 2"));
@@ -87,21 +87,21 @@ fn traffic_has_the_requested_rate() {
 #[test]
 fn sentences_state_the_conclusion() {
     let sentence =
-        |words: &str| planned(&format!("{words} --packet-ns 300 --wake-ns 0 --seconds 2")).sentences();
+        |words: &str| planned(&format!("{words} --packet-ns 3000 --wake-ns 0 --seconds 2")).sentences();
     assert_eq!(
-        sentence("--mpps 2.8 --cores 4"),
+        sentence("--mpps 0.28 --cores 4"),
         "Packed, 2 of 4 cores carry it without loss; applications keep 3.2 cores.\n"
     );
-    let small = sentence("--mpps 8 --cores 2");
+    let small = sentence("--mpps 0.8 --cores 2");
     assert!(small.starts_with("Packed, 16."), "{small}");
     assert!(
         small
             .ends_with("This machine is too small: all packets take 2.40 cores, so at least 3 are wanted.\n"),
         "{small}"
     );
-    let hot = sentence("--mpps 4 --cores 4 --queues 1");
+    let hot = sentence("--mpps 0.4 --cores 4 --queues 1");
     assert!(
-        hot.contains("spread 16.") && hot.contains("brings more than a core carries (3.33 Mpps)"),
+        hot.contains("spread 16.") && hot.contains("brings more than a core carries (0.33 Mpps)"),
         "{hot}"
     );
     let alone = Scenario {

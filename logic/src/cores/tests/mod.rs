@@ -2,6 +2,7 @@
 
 mod choice;
 mod properties;
+mod spilled;
 mod stories;
 mod waking;
 
@@ -17,7 +18,17 @@ pub fn core(id: CoreId) -> Core {
 
 pub fn queue(index: u16, core: CoreId) -> Queue {
     let id = QueueId { port: 0, index };
-    Queue { id, node: None, core, movable: true, ran: 0.0, waited: 0.0, counted: None, parts: vec![] }
+    Queue {
+        id,
+        node: None,
+        core,
+        movable: true,
+        ran: 0.0,
+        waited: 0.0,
+        counted: None,
+        parts: vec![],
+        spilled: vec![],
+    }
 }
 
 /// Applies plans at once. Cores divide their time evenly by what is wanted of them.

@@ -251,10 +251,12 @@ proptest! {
             let cores = cores.into_iter().map(|(id, other)| Core { other, ..core(id) }).collect();
             let queues = queues.into_iter().map(|(index, core, ran, waited, part)| Queue {
                 ran, waited, counted: Some(Counted { packets_per_s: waited, wakeups_per_s: ran }),
-                parts: vec![Part { core: part, ran, waited }; usize::from(part % 3)], ..queue(index, core)
+                parts: vec![Part { core: part, ran, waited }; usize::from(part % 3)],
+                spilled: vec![part; usize::from(part % 2)], ..queue(index, core)
             });
             let view = View { cores, queues: queues.collect() };
-            let plan = allocator.decide(Duration::from_secs(time), &view, &settings).plan;
+            let Decision { plan, help, .. } = allocator.decide(Duration::from_secs(time), &view, &settings);
+            prop_assert!(help.values().all(|help| (1..=3).contains(&help.cores.len()) && help.full_polls > 0));
             prop_assert!(view.queues.iter().all(|queue| plan.home.contains_key(&queue.id)));
             prop_assert!(allocator.history.len() <= 9);
         }

@@ -119,6 +119,7 @@ impl Measured {
                 waited: watched.load.waited,
                 counted: watched.counted(),
                 parts: self.parts.of(id, core, plan),
+                spilled: Vec::new(),
             })
         };
         View {
