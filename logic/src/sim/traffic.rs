@@ -63,7 +63,7 @@ impl Stream {
         }
         // For a given number of independent events, their times are independent and uniform.
         for _ in 0..self.poisson.1.draw(random) {
-            let at = start_ns + (u128::from(random.next_u64()) * u128::from(SLICE_NS) >> 64) as u64;
+            let at = start_ns + ((u128::from(random.next_u64()) * u128::from(SLICE_NS)) >> 64) as u64;
             times.extend(std::iter::repeat_n(at, packets as usize));
         }
     }
@@ -291,8 +291,11 @@ mod tests {
     #[test]
     fn packets_of_a_slice_have_their_times() {
         let times = |arrivals, pps| {
-            let mut traffic =
-                Traffic::new(&[source(None, Rate::Line(vec![at(0, pps)]), arrivals)], &[0..1], 7);
+            let mut traffic = Traffic::new(
+                &[source(None, Rate::Line(vec![at(0, pps)]), arrivals)],
+                std::slice::from_ref(&(0..1)),
+                7,
+            );
             let mut all = Vec::new();
             (0..1000).for_each(|slice| traffic.slice(slice, |_, times| all.extend_from_slice(times)));
             all
