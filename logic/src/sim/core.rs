@@ -156,8 +156,8 @@ impl Core {
         self.fair.iter_mut().for_each(|fair| fair.used_ns = 0);
     }
 
-    /// Ends a slice at `end_ns`: gives applications the rest. Returns the work that all applications got done, in ns of a core at
-    /// full speed.
+    /// Ends a slice at `end_ns`: gives applications the rest. Returns the work that all applications got done, in ns of a
+    /// core at full speed.
     pub fn end_slice(&mut self, end_ns: u64) -> u64 {
         self.ahead_ns = self.now_ns.saturating_sub(end_ns).min(self.forwarded_now_ns);
         self.forwarded_now_ns -= self.ahead_ns;

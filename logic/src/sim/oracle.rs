@@ -1,6 +1,7 @@
-//! A placement that knows how many packets will arrive in the next control period, and places queues anew for each. It
-//! does not know bursts within a period, the cost of waking up and of handing on, or what still waits. So it is a
-//! yardstick for the allocator, and not a bound.
+//! A placement that knows the number of packets in the next control period. It places all queues anew for each period.
+//!
+//! It does not know bursts within a period, the cost of waking up and of handing on, or packets that still wait. So it is
+//! a yardstick for the allocator, and not a bound.
 
 use super::{
     NS_PER_SECOND, PERIOD, SLICE_NS,

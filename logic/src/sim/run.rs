@@ -32,14 +32,14 @@ impl Scenario {
     /// Simulates the scenario. The same scenario always gives the same results.
     pub fn run(&self, placement: &Placement) -> Result<Results, BadScenario> {
         self.check()?;
-        let (policy, ports) = match placement {
-            Placement::Allocator(policy) => {
-                (Some(policy), self.ports.iter().map(|port| port.queues).collect())
+        let policy = if let Placement::Allocator(policy) = placement { Some(policy) } else { None };
+        let ports: Vec<u16> = match placement {
+            Placement::Allocator(_) | Placement::Oracle => {
+                self.ports.iter().map(|port| port.queues).collect()
             }
-            Placement::Oracle => (None, self.ports.iter().map(|port| port.queues).collect()),
             Placement::RssHash => {
                 let cores = (0..self.machine.cores).filter(|&core| self.settings.allows(core)).count();
-                (None, vec![cores as u16; self.ports.len()])
+                vec![cores as u16; self.ports.len()]
             }
         };
         let mut run = Run::new(self, policy, &ports);

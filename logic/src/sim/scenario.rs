@@ -138,8 +138,7 @@ pub enum Sharing {
 pub enum Placement {
     /// The allocator, with this policy.
     Allocator(Policy),
-    /// The fewest cores that can carry what will arrive in the next control period. This is a bound, because no real
-    /// allocator knows the future.
+    /// The fewest cores for the packets of the next control period. It is a yardstick, because nobody knows those.
     Oracle,
     /// The default of NICs: every port has a queue on each allowed core, flows are hashed over them, and nothing ever
     /// moves.

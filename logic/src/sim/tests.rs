@@ -85,6 +85,28 @@ fn at_low_load_packets_wait_for_the_wake_up_and_cost_more() {
     assert_eq!((results.latency.quantile_ns(0.5), results.latency.max_ns), (Some(957), 957));
 }
 
+/// The formula of [`Cost`], at rates from a tenth of the saturating one on. It is for independent packets.
+#[test]
+fn costs_follow_the_formula() {
+    let ns = |cost: Cost, pps: u64| {
+        let sources = vec![Source { arrivals: Arrivals::Poisson, ..source(constant(pps)) }];
+        let scenario = Scenario { sources, cost, duration: seconds(1.0), ..scenario(1, 1) };
+        let ports = vec![SimPort { ring: 4096, ..scenario.ports[0].clone() }];
+        Scenario { ports, ..scenario }.run(&SPREAD).unwrap().ns_per_packet().unwrap()
+    };
+    let expected = [
+        (Cost::MILLRACE, 318_000, 794.0),
+        (Cost::MILLRACE, 400_000, 761.0),
+        (Cost::MILLRACE, 500_000, 724.0),
+        (Cost::LINUX, 440_000, 1039.0),
+        (Cost::LINUX, 1_449_000, 690.0),
+    ];
+    for (cost, pps, expected) in expected {
+        let ns = ns(cost, pps);
+        assert!((ns / expected - 1.0).abs() < 0.01, "{pps}: {ns}, not {expected}");
+    }
+}
+
 #[test]
 fn siblings_slow_each_other_down() {
     let both = Application { cores: None, wants: 1000, sharing: Sharing::Rest, pinned: false };
@@ -348,6 +370,11 @@ fn a_queue_hotter_than_a_core_is_split() {
     assert!(is_conserved(&packed) && is_conserved(&spread));
 }
 
+/// The same, but cores share no queue.
+fn whole(scenario: &Scenario) -> Scenario {
+    Scenario { settings: Settings { splits: false, ..Settings::default() }, ..scenario.clone() }
+}
+
 /// A step at 6 s, from a part of what a core carries to several times that.
 fn step(queues: u16, ns_per_packet: u64, from: f64, to: f64) -> Scenario {
     let pps = |load: f64| (load * 1e9 / ns_per_packet as f64) as u64;
@@ -372,9 +399,7 @@ fn a_step_beyond_a_core_loses_nothing_because_others_help_at_once() {
     for (queues, ns, from, to, us) in table {
         let scenario = step(queues, ns, from, to);
         let packed = scenario.run(&PACK).unwrap();
-        let alone =
-            Scenario { settings: Settings { splits: false, ..Settings::default() }, ..scenario.clone() };
-        assert!(alone.run(&PACK).unwrap().dropped > 1000, "without help");
+        assert!(whole(&scenario).run(&PACK).unwrap().dropped > 1000, "without help");
         assert_eq!(packed.dropped, 0, "{queues} {ns}: {:?}", packed.dropped_of);
         assert!(
             packed.spills > 0 && packed.helped.iter().all(|time| time.as_micros() < us),
@@ -414,8 +439,7 @@ fn bursts_that_fit_their_core_get_little_help() {
         let mut bursts = step(queues, ns, load, load);
         bursts.sources[0].arrivals = Arrivals::Bursts(burst);
         let packed = bursts.run(&PACK).unwrap();
-        let alone = Scenario { settings: Settings { splits: false, ..Settings::default() }, ..bursts };
-        let alone = alone.run(&PACK).unwrap();
+        let alone = whole(&bursts).run(&PACK).unwrap();
         assert!(packed.dropped <= alone.dropped, "{} {}", packed.dropped, alone.dropped);
         assert!(packed.spills < 10, "{}", packed.spills);
         let more = packed.forwarding.as_secs_f64() / alone.forwarding.as_secs_f64();

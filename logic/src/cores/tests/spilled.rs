@@ -31,6 +31,18 @@ fn spill(machine: &mut Machine, index: usize, to: CoreId) {
     machine.plan.split.insert(id, shares);
 }
 
+/// Four light queues of core 0 that want this much at once, and are shared with core 1.
+fn surge(cores: u16, wants: f64) -> Machine {
+    let mut machine = Machine::new(cores, &[0; 4]);
+    (0..4).for_each(|index| load(&mut machine, index, 0.1));
+    decide(&mut machine);
+    for index in 0..4 {
+        load(&mut machine, index, wants);
+        spill(&mut machine, index, 1);
+    }
+    machine
+}
+
 fn lines(decision: &Decision) -> Vec<String> {
     decision.events.iter().map(Event::to_string).collect()
 }
@@ -144,13 +156,7 @@ fn a_spilled_queue_leaves_cores_that_are_gone_or_get_a_workload() {
 
 #[test]
 fn queues_that_outgrow_their_core_are_placed_whole_once_their_wants_are_known() {
-    let mut machine = Machine::new(4, &[0, 0, 0, 0]);
-    (0..4).for_each(|index| load(&mut machine, index, 0.1));
-    decide(&mut machine);
-    for index in 0..4 {
-        load(&mut machine, index, 0.33);
-        spill(&mut machine, index, 1);
-    }
+    let mut machine = surge(4, 0.33);
     let first = decide(&mut machine);
     assert_eq!(first.events.len(), 4, "{:?}", lines(&first));
     assert_eq!(first.plan.split.len(), 4, "one period may be noise");
@@ -182,13 +188,7 @@ fn a_queue_that_alone_is_too_much_stays_split() {
 
 #[test]
 fn whole_queues_are_spread_evenly_if_all_cores_are_overloaded() {
-    let mut machine = Machine::new(2, &[0, 0, 0, 0]);
-    (0..4).for_each(|index| load(&mut machine, index, 0.1));
-    decide(&mut machine);
-    for index in 0..4 {
-        load(&mut machine, index, 0.45);
-        spill(&mut machine, index, 1);
-    }
+    let mut machine = surge(2, 0.45);
     (0..3).for_each(|_| drop(decide(&mut machine)));
     assert!(machine.plan.split.is_empty());
     let mut homes = machine.homes();
