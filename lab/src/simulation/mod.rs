@@ -146,29 +146,35 @@ fn line(named: &Named, placement: &str, results: &Results) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::LazyLock;
 
     const COMMITTED: &str = include_str!("../../scenarios/results.md");
 
     /// Scenarios with few packets. [`measure_all_results`] runs all scenarios.
     const SMALL: [&str; 5] = ["quarters", "hot-step", "step-queues", "surge", "bursts"];
 
-    fn small() -> impl Iterator<Item = Named> {
-        SMALL.iter().map(|name| Named::find(name).unwrap())
-    }
+    /// Both tests below look at these results.
+    static SIMULATED: LazyLock<Vec<(Named, Simulated)>> = LazyLock::new(|| {
+        let of = |name| {
+            let named = Named::find(name).unwrap();
+            let simulated = simulate(&named).unwrap();
+            (named, simulated)
+        };
+        SMALL.into_iter().map(of).collect()
+    });
 
     /// If results may change, run: `cargo run --release -p millrace-lab -- sim > lab/scenarios/results.md`.
     #[test]
     fn results_are_those_that_are_committed() {
-        for named in small() {
-            let table = table(&named, &simulate(&named).unwrap());
+        for (named, simulated) in SIMULATED.iter() {
+            let table = table(named, simulated);
             assert!(COMMITTED.contains(&table), "{table}");
         }
     }
 
     #[test]
     fn packing_with_shared_queues_loses_no_more_than_spreading() {
-        for named in small() {
-            let simulated = simulate(&named).unwrap();
+        for (named, simulated) in SIMULATED.iter() {
             let dropped = |name: &str| simulated.iter().find(|(one, _)| *one == name).unwrap().1.dropped;
             assert!(dropped("pack, shared") <= dropped("spread"), "{}", named.name);
         }
