@@ -34,7 +34,11 @@ fn make(bed: &mut Bed, name: &str, macs: &[String; 2]) {
     nft(bed, &HOME.replace("iifname in accept", ""));
     for ((device, port), mac) in DEVICES.into_iter().zip(["p1", "p2"]).zip(macs) {
         bed.macvlan(&bed.red, device, port);
-        bed.red.ip_batch(&format!("link set {device} address {mac}\n")).unwrap();
+        // Two macvlans of a port cannot have one address. The kernel removes the devices of a namespace after its name.
+        eventually("the address to be free", || {
+            let set = bed.red.ip_batch(&format!("link set {device} address {mac}\n"));
+            set.map_err(|error| format!("{error:#}"))
+        });
     }
     be_router(&bed.red);
     addresses(&bed.red, 7, "in", "out");
