@@ -364,12 +364,26 @@ struct flow_samples {
 struct split_bucket {
 	__u64 place;
 	__u64 to;		/* the core that it should be on, + 1; 0: the core that receives it */
-	__u64 poll;		/* `polls` of the receiving core, at the last packet that stayed there */
+	__u64 poll;		/* `polls` of the receiving core, at the last packet that stayed there, or POLL_UNKNOWN */
 	__u64 pad;
 };
+/* The last packet that stayed is not known. Packets of the bucket may still be on their way. */
+#define POLL_UNKNOWN (~0ULL)
 
+/*
+ * Packets look for rows only while their port has PORT_SPLITS. A row may be prepared for a whole queue. Its buckets then
+ * stay until the queue's core falls behind: spill.h sets the cores of the next step, and PORT_SPLITS. helped_napis[row]
+ * is 0 if nobody helps. Otherwise it is the queue's NAPI instance, and from bit 32 on the core that polls it, + 1.
+ */
+#define HELP_STEPS 3
 struct split_queue {
 	struct split_bucket bucket[SPLIT_BUCKETS];
+	__u64 port;		/* the port's row of port_index, and its id << 32 */
+	__u64 steps;		/* how many steps are prepared, at most HELP_STEPS */
+	__u64 step;		/* how many of them were taken; spill.h counts up */
+	__u64 after;		/* at least: full polls before the first step; polls of the core between two steps */
+	__u64 stepped;		/* `watched_polls` of the core at the last step */
+	__u16 to[HELP_STEPS][SPLIT_BUCKETS];	/* the core of each bucket after each step, + 1 */
 };
 
 /* The most packets that can wait for a core in one CPU map. */
@@ -392,8 +406,7 @@ struct core_queue {
 	__u64 before_jiffies;	/* the next value of drained_jiffies, valid once `done` reaches `mark` */
 	__u64 mark_jiffies;	/* when `mark` was set */
 	__u64 mark;		/* `handed` - `dropped` at that time */
-	__u64 polls;		/* split_cores: ended polls of all NAPI instances on this core, while queues are split */
-	__u64 pad2[2];
+	__u64 pad2[3];
 	/* Written by user space; the program counts both down. */
 	__u64 leave;		/* flows that may go to other cores, except priority flows */
 	__u64 leave_first;	/* priority flows that may */

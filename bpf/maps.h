@@ -68,6 +68,7 @@ ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);
 ARRAY(split_index, __u64, MAX_PORTS * MAX_QUEUES, BPF_F_MMAPABLE);
 ARRAY(split_queues, struct split_queue, SPLIT_QUEUES, BPF_F_MMAPABLE);
+ARRAY(helped_napis, __u64, SPLIT_QUEUES, BPF_F_MMAPABLE);
 
 /* Cores that are ready to share queues, by number. An entry runs millrace_core. */
 struct {

@@ -40,6 +40,7 @@
 #include "queues.h"
 #include "hand_over.h"
 #include "split.h"
+#include "spill.h"
 #include "losses.h"
 #include "flow_key.h"
 #include "flow_rules.h"
@@ -203,7 +204,8 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	p->port_ready = port_flags & PORT_READY;
 	p->port_no_recv = port_flags & PORT_NO_RECV;
 	p->port_hands_over = port_flags & PORT_HANDS_OVER;
-	p->port_splits = port_flags & PORT_SPLITS;
+	/* While a port enters generic mode, it may have PORT_SPLITS without PORT_HANDS_OVER. */
+	p->port_splits = (port_flags & PORT_SPLITS) && p->port_hands_over;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
 	/* Paths do not get packets that rules refuse (OFPPC_NO_RECV), as long as rules are in force. */

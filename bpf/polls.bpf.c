@@ -13,6 +13,7 @@
 
 struct napi_struct {
 	unsigned int napi_id;
+	int weight;
 } __attribute__((preserve_access_index));
 
 /* A power of two. Ids count up as instances are added, so two of a machine seldom share a row. */
@@ -23,6 +24,8 @@ struct polled {
 	__u64 polls;
 	__u64 packets;
 	__u64 is_awaited;	/* a thread sleeps until it polls */
+	__u64 full_polls;	/* in a row on `cpu`, up to its last poll */
+	__u64 cpu;
 };
 
 struct {
@@ -48,27 +51,55 @@ struct {
 	__type(value, struct backlog);
 } backlogs SEC(".maps");
 
-static __always_inline void note_backlog(bool full)
+/* The program that shares the queues of a CPU that falls behind: share_queues of the generation in charge (spill.h). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} helpers SEC(".maps");
+
+/* An older count of full polls says nothing about the present. The kernel polls again at once after a full poll. */
+#define RECENT_JIFFIES 25
+
+static __always_inline struct backlog *note_backlog(__u32 cpu, bool full)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
 	struct backlog *row = bpf_map_lookup_elem(&backlogs, &cpu);
 
 	if (!row)
-		return;
+		return NULL;
 	row->full_polls = full ? row->full_polls + 1 : 0;
 	row->jiffies = bpf_jiffies64();
+	row->polls++;
+	return row;
 }
 
-SEC("tp_btf/napi_poll")
-int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
+/*
+ * Returns whether other cores should help this one now, after a poll of a watched instance. The CPU keeps up if a full
+ * poll of an instance is followed by one that is not full. An instance without full polls says nothing about the others.
+ * After RECENT_JIFFIES without a full poll, the count begins again.
+ */
+static __always_inline bool falls_behind(struct backlog *row, struct polled *own, __u32 cpu, bool full)
 {
-	note_backlog(work >= budget);
+	bool recent = row->behind_jiffies + RECENT_JIFFIES >= row->jiffies;
+	__u64 before = recent && own->cpu == cpu ? own->full_polls : 0;
 
-	__u32 id = napi->napi_id, at = id & (ROWS - 1);
-	struct polled *row = bpf_map_lookup_elem(&polled, &at);
+	row->watched_polls++;
+	own->cpu = cpu;
+	own->full_polls = full ? before + 1 : 0;
+	if (!recent || (!full && before))
+		row->behind = 0;
+	if (!full)
+		return false;
+	row->behind_jiffies = row->jiffies;
+	/* Another instance that keeps up does not end the backlog of this one. */
+	row->behind = (row->behind > before ? row->behind : before) + 1;
+	__u64 after = *(volatile const __u64 *)&row->help_after;
+	return after && row->behind >= after;
+}
 
-	if (!row || row->napi_id != id || !id)
-		return 0;
+static __always_inline void count_poll(struct polled *row, __u32 id, int work)
+{
 	row->polls++;
 	if (work > 0)
 		row->packets += work;
@@ -77,6 +108,22 @@ int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
 		/* A full ring does no harm: the records in it have woken the thread. */
 		bpf_ringbuf_output(&began, &id, sizeof(id), BPF_RB_FORCE_WAKEUP);
 	}
+}
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
+{
+	__u32 id = napi->napi_id, at = id & (ROWS - 1), cpu = bpf_get_smp_processor_id();
+	struct polled *row = bpf_map_lookup_elem(&polled, &at);
+	/* Netpoll sends only, with a budget of 0, and may do so in the middle of a poll. */
+	struct backlog *backlog = budget ? note_backlog(cpu, work >= budget) : NULL;
+
+	if (!row || !id || row->napi_id != id)
+		return 0;
+	count_poll(row, id, work);
+	/* Busy polling has a smaller budget, which is full sooner. */
+	if (backlog && falls_behind(backlog, row, cpu, work >= budget && budget >= napi->weight))
+		bpf_tail_call(ctx, &helpers, 0);
 	return 0;
 }
 

@@ -18,11 +18,12 @@ enum split_fate {
  */
 static __always_inline bool begins_poll(struct split_bucket *b, __u32 cpu)
 {
-	const struct core_queue *own = ROW(core_queues, core_rows + cpu);
-	__u64 polls = own ? *(volatile const __u64 *)&own->polls : b->poll, before = b->poll;
+	const struct backlog *own = ROW(backlogs, cpu);
+	__u64 before = *(volatile __u64 *)&b->poll;
+	__u64 polls = own ? *(volatile const __u64 *)&own->polls : before;
 
-	b->poll = polls;
-	return before != polls;
+	*(volatile __u64 *)&b->poll = polls;
+	return before != polls && before != POLL_UNKNOWN;
 }
 
 /* Do so many packets wait for a core that its queue is likely to be full? */
@@ -164,15 +165,4 @@ static __always_inline int hand_over_part(const struct packet *p)
 	if (!splits_queues || !p->port_splits || !is_transit(p) || !split_hash(p, &hash))
 		return SPLIT_STAYS;
 	return SPLIT(p, hash, split_cores, core_rows);
-}
-
-/* __napi_poll, net/core/dev.c: all packets that a poll redirected have left. Attached while a queue is split. */
-SEC("tp_btf/napi_poll")
-int BPF_PROG(poll_ended)
-{
-	struct core_queue *own = ROW(core_queues, core_rows + bpf_get_smp_processor_id());
-
-	if (own)
-		own->polls++;
-	return 0;
 }

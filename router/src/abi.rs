@@ -414,6 +414,7 @@ mod tests {
             ("QUEUE_WAYS", encoding::QUEUE_WAYS as u32),
             ("QUEUE_FAMILY_WAYS", encoding::FAMILY_WAYS as u32),
             ("PORT_SPLITS", PORT_SPLITS as u32),
+            ("HELP_STEPS", logic::cores::HELPERS as u32),
             ("SPLIT_BUCKETS", logic::cores::split::BUCKETS as u32),
             ("SPLIT_QUEUES", crate::plane::splits::QUEUES as u32),
             ("CORE_QUEUE_PACKETS", crate::plane::cores::QUEUE_PACKETS),

@@ -27,6 +27,7 @@ fn plane() -> Plane {
         exception_pps: 1000,
         control_pps: 1000,
         queue_rows: false,
+        help: false,
     })
     .unwrap_or_else(|e| panic!("{e:#}"))
 }

@@ -75,6 +75,7 @@ fn world() -> (Plane, Tables<Arc<MappedMemory>>, u32) {
         exception_pps: 0,
         control_pps: 0,
         queue_rows: false,
+        help: false,
     })
     .unwrap();
     plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();

@@ -15,6 +15,9 @@ use std::{
     time::Duration,
 };
 
+/// After this time, all flows of a joined queue are back on its home.
+const SETTLES: Duration = Duration::from_millis(150);
+
 /// Decides period by period, and keeps the history that it needs: for each queue two periods, and nine moments of the
 /// hold time.
 #[derive(Debug, Default)]
@@ -49,6 +52,8 @@ pub(super) struct QueueState {
     pub taken_back: Option<Duration>,
     /// The factor by which its next help is delayed. It doubles when help was needless.
     pub patience: u32,
+    /// The last period in which several cores shared it.
+    last_shared: Option<Duration>,
     /// About the least that a packet was seen to cost while the queue was whole.
     pub packet_ns: Option<f64>,
     /// The last reported reason to stay, and when it last held.
@@ -165,7 +170,8 @@ impl Allocator {
     fn observe(&mut self, now: Duration, view: &View, settings: &Settings) -> (bool, BTreeSet<QueueId>) {
         let shares = |id| self.queues.get(&id).is_none_or(|s| s.spot.shares.contains(&s.spot.home));
         let mut wants = measure::wants(view, shares);
-        self.costs.note(now, view);
+        let is_whole = |queue: &&Queue| self.queues.get(&queue.id).is_none_or(|state| state.is_whole(now));
+        self.costs.note(now, view.queues.iter().filter(is_whole));
         if self.doubt.trusts(now) {
             self.costs.apply(&mut wants, view, settings);
         }
@@ -176,7 +182,7 @@ impl Allocator {
                 strangers.insert(queue.id);
                 QueueState::new(queue)
             });
-            state.observe(queue, wants[&queue.id]);
+            state.observe(now, queue, wants[&queue.id]);
         }
         if !strangers.is_empty() {
             self.quiet_until = self.quiet_until.max(now.saturating_add(settings.hold));
@@ -347,15 +353,27 @@ impl QueueState {
             is_spilled: false,
             taken_back: None,
             patience: 1,
+            last_shared: None,
             packet_ns: None,
             told: None,
         }
     }
 
-    fn observe(&mut self, queue: &Queue, want: Want) {
+    /// Whether its core has done all of its work for [`SETTLES`]. The flows of a joined queue come back slowly.
+    fn is_whole(&self, now: Duration) -> bool {
+        let is_settled = |at| now.saturating_sub(at) > SETTLES;
+        self.spot.shares.is_empty() && self.last_shared.is_none_or(is_settled)
+    }
+
+    fn observe(&mut self, now: Duration, queue: &Queue, want: Want) {
         (self.movable, self.node) = (queue.movable, queue.node);
         self.recent = [self.recent[1], want];
-        self.note_cost(queue);
+        if self.is_whole(now) {
+            self.note_cost(queue);
+        }
+        if !self.spot.shares.is_empty() {
+            self.last_shared = Some(now);
+        }
         if !queue.movable && self.spot.home != queue.core {
             self.spot = Spot { home: queue.core, shares: std::mem::take(&mut self.spot.shares) }.tidy();
         }

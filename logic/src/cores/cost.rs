@@ -89,9 +89,9 @@ struct Bin {
 }
 
 impl Costs {
-    /// Adds measurements.
-    pub fn note(&mut self, now: Duration, view: &View) {
-        for queue in &view.queues {
+    /// Adds measurements of whole queues.
+    pub fn note<'a>(&mut self, now: Duration, queues: impl IntoIterator<Item = &'a Queue>) {
+        for queue in queues {
             let Some((wakeups, ns)) = sample(queue) else { continue };
             let seen = self.ports.entry(queue.id.port).or_insert_with(CostSamples::new);
             seen.note(now, wakeups, ns);
@@ -123,7 +123,8 @@ impl Costs {
 
 /// Wake-ups and nanoseconds per packet. `None` if the measurement is not usable.
 fn sample(queue: &Queue) -> Option<(f64, f64)> {
-    let Counted { packets_per_s, wakeups_per_s } = queue.counted.filter(|_| queue.parts.is_empty())?;
+    let is_whole = queue.parts.is_empty() && !queue.is_partial && queue.spilled.is_empty();
+    let Counted { packets_per_s, wakeups_per_s } = queue.counted.filter(|_| is_whole)?;
     let ran = Some(fraction(queue.ran)).filter(|ran| *ran >= SAMPLE)?;
     let (wakeups, ns) = (wakeups_per_s / packets_per_s, ran * 1e9 / packets_per_s);
     let is_sound = packets_per_s >= 1.0 && wakeups_per_s >= 0.0 && wakeups.is_finite() && ns > 0.0;
@@ -242,8 +243,7 @@ mod tests {
             let (packets, wakeups) = loads[(period / periods) as usize];
             let mut queue = loaded((packets * wrong(), wakeups * wrong()), TRUE);
             queue.ran *= wrong();
-            let view = View { cores: vec![], queues: vec![queue] };
-            costs.note(Duration::from_millis(10 * period), &view);
+            costs.note(Duration::from_millis(10 * period), [&queue]);
         }
         costs
     }
@@ -285,7 +285,7 @@ mod tests {
         let sure = costs.of(0).unwrap();
         for _ in 0..300 {
             let other = loaded((800.0, 22.0), Cost { packet_ns: 2000.0, wake_ns: 7500.0 });
-            costs.note(Duration::from_secs(5), &View { cores: vec![], queues: vec![other] });
+            costs.note(Duration::from_secs(5), [&other]);
         }
         let unsure = costs.of(0).map_or(0.0, |cost| cost.wake_ns);
         assert!(unsure < 0.6 * sure.wake_ns, "{unsure} {sure:?}");
@@ -295,7 +295,7 @@ mod tests {
     fn old_measurements_are_forgotten() {
         let mut costs = seen(100, &LOADS, 0.0);
         let note = |costs: &mut Costs, at: Duration| {
-            costs.note(at, &View { cores: vec![], queues: vec![loaded(LOADS[2], TRUE)] });
+            costs.note(at, [&loaded(LOADS[2], TRUE)]);
             costs.of(0).is_some()
         };
         assert!(note(&mut costs, MEMORY));

@@ -43,11 +43,10 @@
 //! **Split.** A queue that alone wants more than `high` is shared by flow, evenly, over the fewest cores with room. Its
 //! home shares, too, unless handing packets on fills it.
 //!
-//! **Spill** within microseconds. A core that takes too many full polls in a row shares each of its queues with
+//! **Spill** within a fraction of a period. A core that takes too many full polls shares the queue that it polls with
 //! another core. The allocator chose that core before ([`Help`]). If this does not suffice, one more core helps. The
 //! allocator sees that in the next period. It then knows what each queue wants, and grows as if the queues were
 //! whole. Flows return to their home as soon as they fit there. If the help was needless, the next help comes later.
-//! The simulator does this ([`crate::sim`]); the kernel plane does not yet, so `router` reports no spilled queues.
 //!
 //! **Release** slowly. The remaining cores must have room, each below `low`, for what all queues wanted together in the
 //! worst moment of each seventh of the last hold time (2 s). The wants on these cores count. A busy core is woken less
@@ -89,7 +88,7 @@ pub use event::{Event, Why};
 pub use floor::Floor;
 pub use role::{Role, roles};
 pub use serve::serving;
-pub use spill::Help;
+pub use spill::{HELPERS, Help};
 
 use crate::plan::PortId;
 use std::{
@@ -140,6 +139,8 @@ pub struct Queue {
     pub counted: Option<Counted>,
     /// The work of other cores for it, while it is split.
     pub parts: Vec<Part>,
+    /// Other cores share the queue, but their work is not known yet, so `parts` is empty.
+    pub is_partial: bool,
     /// The cores that began to help the queue in this period, because it fell behind ([`Help`]).
     pub spilled: Vec<CoreId>,
 }

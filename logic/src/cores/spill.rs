@@ -2,8 +2,7 @@
 //!
 //! If the load jumps above what a core carries, a control period is too long: a ring of 256 packets of 1 us fills in
 //! a fraction of a millisecond. So the allocator chooses the helpers of each queue in advance, in every period
-//! ([`Help`]). The queue's core counts its full polls in a row. After [`Help::full_polls`] of them it shares the
-//! flows at once.
+//! ([`Help`]). The queue's core counts its full polls. After [`Help::full_polls`] of them it shares the flows at once.
 
 use super::{
     CoreId, Event, Policy, Queue, QueueId, Settings, View, Why,
@@ -39,7 +38,8 @@ const ROOM: f64 = 0.5;
 pub struct Help {
     /// One to [`HELPERS`] cores. Each time the queue falls behind, the next one begins to share its flows.
     pub cores: Vec<CoreId>,
-    /// The next one helps after this many full polls in a row on the queue's core.
+    /// The first one helps when the queue's core has taken this many full polls since it last kept up. The next one
+    /// helps after at least as many further polls of that core.
     pub full_polls: u32,
 }
 
@@ -140,8 +140,14 @@ impl Allocator {
             spilled.keys().filter(|id| moved.contains(id)).map(|id| self.queues[id].spot.home).collect();
         let peaks: BTreeMap<CoreId, f64> =
             self.queues.values().map(|state| (state.spot.home, step.board.peak(state.spot.home))).collect();
-        // What they want is known after a whole period.
-        let is_new = |id| view.queues.iter().any(|queue| queue.id == id && !queue.spilled.is_empty());
+        // What the queues of these homes want is not known yet. It is after a whole period.
+        let unknown: BTreeSet<CoreId> = view
+            .queues
+            .iter()
+            .filter(|queue| queue.is_partial || !queue.spilled.is_empty())
+            .filter_map(|queue| self.queues.get(&queue.id))
+            .map(|state| state.spot.home)
+            .collect();
         for (id, joined_peak) in spilled {
             let Some(state) = self.queues.get_mut(&id) else { continue };
             if moved.contains(&id) {
@@ -150,7 +156,7 @@ impl Allocator {
                 continue;
             }
             let home = state.spot.home;
-            let is_full = is_new(id) || peaks.get(&home).is_some_and(|peak| *peak > high);
+            let is_full = unknown.contains(&home) || peaks.get(&home).is_some_and(|peak| *peak > high);
             let may_stay = state.spot.cores().all(|core| step.board.is_allowed(core));
             if is_full && may_stay && !left.contains(&home) {
                 step.board.place(id, state.spot.clone());
@@ -173,7 +179,7 @@ impl QueueState {
     pub(super) fn note_cost(&mut self, queue: &Queue) {
         let Some(counted) = queue.counted.filter(|counted| counted.packets_per_s >= 1.0) else { return };
         let ran = fraction(queue.ran);
-        if ran < SAMPLE || !queue.parts.is_empty() || !queue.spilled.is_empty() {
+        if ran < SAMPLE || !queue.parts.is_empty() || queue.is_partial || !queue.spilled.is_empty() {
             return;
         }
         let ns = ran * 1e9 / counted.packets_per_s;

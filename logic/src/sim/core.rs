@@ -21,8 +21,8 @@ pub(super) struct Task {
     /// It polls the queue. Otherwise it gets packets from the core that does.
     pub is_home: bool,
     pub ring: Ring,
-    /// Its last poll was full.
-    pub was_full: bool,
+    /// Full polls in a row.
+    pub full_polls: u32,
     /// Virtual run time. The ready task or application with the least on its core runs next.
     pub turn_ns: u64,
     /// `ran_ns` and `waited_ns` are counted up to this time.
@@ -42,7 +42,7 @@ impl Task {
             core,
             is_home,
             ring: Ring::new(ring),
-            was_full: false,
+            full_polls: 0,
             turn_ns: 0,
             noted_ns: 0,
             ran_ns: 0,
@@ -103,8 +103,10 @@ pub(super) struct Core {
     pub bulks: Vec<(usize, Vec<Packet>)>,
     /// It polls. A task that gets work now needs no wake-up.
     pub is_awake: bool,
-    /// The number of full polls in a row since the last help, and when a poll last ended without being full.
-    pub full_polls: u32,
+    /// The number of polls that have ended.
+    pub polls: u64,
+    /// Full polls since it last kept up, and when that was.
+    pub behind: u32,
     pub kept_up_ns: u64,
     /// The time that it can work in this slice, which is less while its sibling works.
     time_ns: u64,
@@ -207,7 +209,7 @@ impl Core {
 
     /// It has no packets left, of a queue at least that had too many.
     pub fn keeps_up(&mut self) {
-        (self.full_polls, self.kept_up_ns) = (0, self.now_ns);
+        (self.behind, self.kept_up_ns) = (0, self.now_ns);
     }
 
     /// Begins to poll a task, with a wake-up if necessary.

@@ -21,6 +21,9 @@ pub(super) struct Queue {
     /// Draws the bucket of each packet.
     random: Random,
     help: Option<Help>,
+    /// [`Core::polls`](super::core::Core::polls) of its home when a helper last began.
+    stepped: u64,
+    last_split: Option<Duration>,
     /// The cores that have taken flows since the allocator last saw it.
     spilled: Vec<CoreId>,
     /// When its core last kept up. It is set from the first spill until a helper forwards a packet.
@@ -33,6 +36,10 @@ struct Share {
     task: usize,
 }
 
+/// A joined queue can be helped again after about this time. Until then, its packets may still wait on other cores of
+/// the kernel plane.
+const REARMS: Duration = Duration::from_millis(100);
+
 impl Queue {
     pub fn new(id: QueueId, node: Option<u16>, home: CoreId, seed: u64) -> Self {
         let number = u64::from(id.port) << 16 | u64::from(id.index);
@@ -43,6 +50,8 @@ impl Queue {
             shares: Vec::new(),
             random: stream(seed, 3 << 32 | number),
             help: None,
+            stepped: 0,
+            last_split: None,
             spilled: Vec::new(),
             behind_ns: None,
         }
@@ -92,6 +101,7 @@ impl Run<'_> {
             waited: fraction(home.waited_ns),
             counted: Some(self.counted(home)),
             parts: self.parts(queue, home.core, fraction),
+            is_partial: false,
             spilled: queue.spilled.clone(),
         };
         View {
@@ -119,34 +129,27 @@ impl Run<'_> {
         applications.filter(|application| application.pinned && application.runs_on(core)).count() as u16
     }
 
-    /// Called after a full poll of a queue. After `Help::full_polls` in a row, one more core helps each queue of this
-    /// core.
-    pub fn falls_behind(&mut self, id: usize, number: usize) {
-        let core = &self.cores[id];
-        let help = self.queues[self.tasks[number].queue].help.as_ref();
-        let is_due = help.is_some_and(|help| core.full_polls >= help.full_polls);
-        if !is_due || !self.tasks[number].is_home {
-            return;
-        }
-        let homes: Vec<usize> = core.tasks.iter().copied().filter(|&task| self.tasks[task].is_home).collect();
-        homes.into_iter().for_each(|queue| self.spill(queue));
-        self.cores[id].full_polls = 0;
-        self.list_tasks();
-    }
-
-    /// One more core shares the flows of a queue, if help is prepared.
-    fn spill(&mut self, queue: usize) {
-        let home = self.tasks[queue].core;
+    /// Called after a full poll of a queue. One more core shares its flows, if help is prepared and due (take_step in
+    /// bpf/spill.h).
+    pub fn falls_behind(&mut self, id: usize, queue: usize) {
+        let (home, core) = (id as CoreId, &self.cores[id]);
+        let homes = core.tasks.iter().filter(|task| self.tasks[**task].is_home);
+        let after = homes.filter_map(|&queue| Some(self.queues[queue].help.as_ref()?.full_polls)).min();
         let it = &mut self.queues[queue];
         let helping = it.shares.iter().filter(|share| share.core != home).count();
-        let Some((help, &core)) = it.help.as_ref().and_then(|help| Some((help, help.cores.get(helping)?)))
+        let Some((help, &other)) = it.help.as_ref().and_then(|help| Some((help, help.cores.get(helping)?)))
         else {
             return;
         };
+        let polls = if helping > 0 { core.polls - it.stepped } else { core.behind.into() };
+        if after.is_none_or(|after| core.behind < after) || polls < help.full_polls.into() {
+            return;
+        }
         let buckets = help.buckets(&it.buckets, home, helping + 1);
-        it.spilled.push(core);
+        it.stepped = core.polls;
+        it.spilled.push(other);
         if helping == 0 {
-            it.behind_ns = Some(self.cores[usize::from(home)].kept_up_ns);
+            it.behind_ns = Some(core.kept_up_ns);
         }
         self.results.spills += 1;
         let mut shares = buckets.to_vec();
@@ -154,6 +157,7 @@ impl Run<'_> {
         shares.dedup();
         self.divide(queue, home, &shares);
         self.queues[queue].buckets = buckets;
+        self.list_tasks();
     }
 
     /// Moves queues at once, with the packets in their rings. Packets that wait at cores that no longer share a queue
@@ -172,7 +176,11 @@ impl Run<'_> {
             let split = plan.split.get(&id).into_iter().flatten().filter(exists).copied().collect::<Vec<_>>();
             let was: Vec<CoreId> = self.queues[queue].shares.iter().map(|share| share.core).collect();
             let it = &mut self.queues[queue];
-            it.help = help.get(&id).cloned();
+            if it.is_split() {
+                it.last_split = Some(now);
+            }
+            let is_whole = it.last_split.is_none_or(|at| now.saturating_sub(at) >= REARMS);
+            it.help = help.get(&id).filter(|_| is_whole).cloned();
             it.spilled.clear();
             if from == to && was == split {
                 continue;
@@ -200,6 +208,7 @@ impl Run<'_> {
         if from != to {
             // The clocks of cores differ.
             self.tasks[queue].turn_ns = 0;
+            self.tasks[queue].full_polls = 0;
         }
         let core = &mut self.cores[usize::from(from)];
         if from != to && core.poll.is_some_and(|poll| poll.task == queue) {

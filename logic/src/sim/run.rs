@@ -220,12 +220,27 @@ impl<'a> Run<'a> {
             return;
         }
         self.flush(id, poll.task);
-        let core = &mut self.cores[id];
-        let was_full = std::mem::replace(&mut self.tasks[poll.task].was_full, is_full);
+        // No NAPI instance polls packets that other cores hand on.
+        if self.tasks[poll.task].is_home {
+            self.end_poll(id, poll.task, is_full);
+        }
+    }
+
+    /// Ends a poll of a queue, as falls_behind in bpf/polls.bpf.c does.
+    fn end_poll(&mut self, id: usize, number: usize, is_full: bool) {
+        let (core, task) = (&mut self.cores[id], &mut self.tasks[number]);
+        let before = task.full_polls;
+        task.full_polls = if is_full { before + 1 } else { 0 };
+        core.polls += 1;
         if is_full {
-            core.full_polls += 1;
-            self.falls_behind(id, poll.task);
-        } else if was_full || core.full_polls == 0 {
+            core.behind = task.full_polls.max(core.behind + 1);
+            self.falls_behind(id, number);
+            if self.tasks[number].ring.held() == 0 {
+                // The kernel polls once more, and finds nothing.
+                self.tasks[number].full_polls = 0;
+                self.cores[id].keeps_up();
+            }
+        } else if before > 0 || core.behind == 0 {
             // A queue with few packets says nothing about the others.
             core.keeps_up();
         }

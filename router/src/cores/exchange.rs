@@ -6,14 +6,14 @@
 //! | [`CoresSnapshot`] | `cores` | `placing` |
 //! | [`Snapshot`], [`Happened`] | `placing` | clients, and `cores`, which writes the log |
 //! | changes of the machine, as [`Happened`] | `cores` | clients |
-//! | split queues | `placing` | `cores`, which sets up the kernel plane |
+//! | split queues, and who helps whole ones | `placing` | `cores`, which sets up the kernel plane |
 //! | the cores that forward | `placing` | `cores`, which limits how deep these sleep |
 //! | the numbers of queues to spread packets over | `placing` | `cores`, which sets the tables of NICs |
 //! | moved queues | `placing` | `cores`, which lets TX queues follow |
 //! | failures of a thread | any thread | clients |
 //!
 //! `placing` has a real-time priority, and all other threads have not. On a busy core it would wait long for another
-//! thread that holds a lock. So it never waits for a lock ([`Mutex::try_lock`]). It hands over in the next round what it
+//! thread that holds a lock. So it never waits for a lock ([`try_locked`]). It hands over in the next round what it
 //! cannot hand over now.
 
 use super::{
@@ -26,12 +26,16 @@ use super::{
     splitting::SplitQueues,
     traffic::TrafficMeter,
 };
-use crate::{base::guard::locked, linux::observer::Waker};
+use crate::{
+    base::guard::{locked, try_locked},
+    linux::observer::Waker,
+    plane::Helped,
+};
 use logic::cores::{Cost, Plan, View, in_use::Resize};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
-        Arc, Mutex, MutexGuard, TryLockError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::Duration,
@@ -86,8 +90,12 @@ pub struct News {
     pub events: Vec<Happened>,
     /// Moved queues and their new cores.
     pub moved: BTreeMap<QueueId, CoreId>,
-    /// The split queues, if they have changed.
+    /// The split queues, if they have changed, or if queues were spilled.
     pub splits: Option<SplitQueues>,
+    /// The spilled queues that these decisions take into account.
+    pub spilled: BTreeSet<QueueId>,
+    /// Who helps which queue, if that has changed.
+    pub help: Option<BTreeMap<QueueId, Helped>>,
     /// The cores that should wake up quickly, if they have changed.
     pub awake: Option<BTreeSet<CoreId>>,
     /// New numbers of queues for ports to spread packets over, each with the time of the decision.
@@ -158,25 +166,27 @@ impl Exchange {
 
     /// For the thread that places.
     pub fn take_found(&self) -> Option<Arc<CoresSnapshot>> {
-        try_lock(&self.found)?.take()
+        try_locked(&self.found)?.take()
     }
 
     /// For the thread that places: hands over a snapshot, and takes the news. Does nothing if the lock is held. Returns
     /// whether the other thread has something to do.
     pub fn publish(&self, snapshot: Option<Arc<Snapshot>>, news: &mut News) -> bool {
-        let Some(mut published) = try_lock(&self.published) else { return false };
+        let Some(mut published) = try_locked(&self.published) else { return false };
         if snapshot.is_some() {
             published.snapshot = snapshot;
         }
         if news.is_empty() {
             return false;
         }
-        let News { events, moved, splits, awake, resizes } = std::mem::take(news);
+        let News { events, moved, splits, spilled, help, awake, resizes } = std::mem::take(news);
         published.tell(events.into_iter());
         let before = &mut published.news;
         before.moved.extend(moved);
         before.resizes.extend(resizes);
+        before.spilled.extend(spilled);
         before.splits = splits.or(before.splits.take());
+        before.help = help.or(before.help.take());
         before.awake = awake.or(before.awake.take());
         true
     }
@@ -239,15 +249,6 @@ impl Exchange {
     /// The permanent failures, as sentences.
     pub fn failures(&self) -> Vec<String> {
         locked(&self.failures).clone()
-    }
-}
-
-/// Ignores poisoning, because the data is consistent at any time.
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
     }
 }
 

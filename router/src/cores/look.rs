@@ -196,8 +196,13 @@ impl<A: System + Clone> Looker<A> {
     }
 
     /// Splits queues as decided. Returns the failures, as sentences.
-    pub fn split(&self, now: Duration) -> Vec<String> {
+    pub fn split(&mut self, now: Duration) -> Vec<String> {
         self.splitter.apply(now, &self.around.machine)
+    }
+
+    /// Prepares help as decided. Returns the failures, as sentences.
+    pub fn prepare(&self, now: Duration) -> Vec<String> {
+        self.splitter.prepare(now)
     }
 
     /// Gives applications the cores that a plan does not use.

@@ -10,7 +10,7 @@ use super::{
     machine::CoreSite,
     queues::Control,
     shares::Sharing,
-    splitting::{SplitQueues, split_queues},
+    splitting::{Shared, SplitQueues, split_queues},
     watched::Watched,
     workloads,
 };
@@ -18,11 +18,12 @@ use crate::{
     base::{clock::monotonic, priority::Urgency},
     config::{CoresSettings, PlacementPolicy},
     linux::{observer::Waker, spreading::Spreads},
-    plane::{Polls, Slept},
+    plane::{Helped, Polls, Slept, SplitSeat},
 };
+use helping::Helping;
 use logic::{
     cores::{
-        Allocator, Awake, Event, Floor, Plan, Policy, Settings, View,
+        Allocator, Awake, Event, Floor, Help, Plan, Policy, Settings, View,
         in_use::{self, InUse},
     },
     plan::PortId,
@@ -64,6 +65,8 @@ pub struct Placing<A> {
     /// `None`: moves wait for nothing.
     pub(super) drains: Option<Drains>,
     pub(super) news: News,
+    /// Holds the tables that show which queues were spilled.
+    pub(super) seat: SplitSeat,
     /// Shares full cores.
     pub(super) sharing: Sharing,
     /// A thread or an interrupt is gone, or somebody else has moved it, so a thorough look is needed.
@@ -91,6 +94,11 @@ struct Round {
     goes_with: BTreeMap<QueueId, QueueId>,
     /// The split queues as last handed over.
     splits: SplitQueues,
+    /// The spilled queues that the allocator knows of, each with the cores that have helped.
+    spilled: BTreeMap<QueueId, Vec<CoreId>>,
+    helping: Helping,
+    /// The CPU map that hands packets over.
+    map: Option<u32>,
     /// The cores that should wake up quickly, as last handed over.
     kept_awake: BTreeSet<CoreId>,
 }
@@ -146,6 +154,7 @@ impl<A: Scheduling> Placing<A> {
             last: Round::default(),
             drains: None,
             news: News::default(),
+            seat: SplitSeat::default(),
             sharing: Sharing::default(),
             is_something_missed: false,
             conditions: BTreeSet::new(),
@@ -246,6 +255,7 @@ impl<A: Scheduling> Placing<A> {
     /// Replaces a measurement after a sleep. Nothing was polled until now, so nothing needs to be read.
     pub fn rest(&mut self, now: Duration) {
         self.measured.queues.values_mut().for_each(|queue| queue.rest(now));
+        self.measured.parts.rest(now);
     }
 
     /// Whether rounds may pause while nothing is polled. They may not while news waits to be handed over, cores have wake-up
@@ -255,7 +265,8 @@ impl<A: Scheduling> Placing<A> {
         self.found.is_some()
             && self.news.is_empty()
             && self.last.plan.split.is_empty()
-            && self.measured.parts.is_empty()
+            && self.last.spilled.is_empty()
+            && self.measured.parts.are_idle()
             && self.last.kept_awake.is_empty()
             && !self.sharing.is_counting()
     }
@@ -263,9 +274,11 @@ impl<A: Scheduling> Placing<A> {
     /// Measures, decides and applies. `now`: the present time. The results are in `news`.
     pub fn round(&mut self, now: Duration) {
         let began = monotonic();
+        let new = self.spilled();
+        let shared = self.shared();
         let named = |id| named(&self.ports, id);
-        self.is_something_missed |= self.measured.read(now, named, &mut self.conditions);
-        self.last.view = self.view(now);
+        self.is_something_missed |= self.measured.read(now, &shared, named, &mut self.conditions);
+        self.last.view = self.view(now, &shared, &new);
         self.last.goes_with = self.goes_with(now);
         in_use::merge(&mut self.last.view, &self.last.goes_with);
         self.share(now);
@@ -276,7 +289,8 @@ impl<A: Scheduling> Placing<A> {
         let decision = self.deciding.allocator.decide(now, &self.last.view, &self.deciding.settings);
         self.last.plan = decision.plan;
         in_use::go_along(&mut self.last.plan, &self.last.goes_with);
-        self.split();
+        self.split(!new.is_empty());
+        self.help(now, decision.help);
         self.resize(now);
         let refused = self.apply(now, began);
         self.leave_floor(now);
@@ -328,13 +342,62 @@ impl<A: Scheduling> Placing<A> {
         self.news.resizes.extend(resizes.into_iter().map(|resize| (now, resize)));
     }
 
-    /// Hands over which queues to split. Queues that move together are split together.
-    fn split(&mut self) {
+    /// Records which queues were spilled. Returns, for each, the cores that began to help since the last round.
+    fn spilled(&mut self) -> BTreeMap<QueueId, Vec<CoreId>> {
+        let all = self.seat.try_get().and_then(|splits| splits.spilled());
+        // If another thread is changing queues, the next round sees the new ones.
+        let Some(all) = all else { return BTreeMap::new() };
+        let known = std::mem::replace(&mut self.last.spilled, all.clone());
+        let new = |(queue, cores): (QueueId, Vec<CoreId>)| {
+            let before = known.get(&queue).map_or(0, Vec::len);
+            (cores.len() > before).then(|| (queue, cores[before..].to_vec()))
+        };
+        all.into_iter().filter_map(new).collect()
+    }
+
+    /// The split and spilled queues.
+    fn shared(&mut self) -> Shared {
+        let mut queues = self.last.plan.split.clone();
+        for (queue, cores) in &self.last.spilled {
+            queues.entry(*queue).or_default().extend(cores);
+        }
+        queues.values_mut().for_each(|cores| {
+            cores.sort_unstable();
+            cores.dedup();
+        });
+        // While another thread has the tables, the map stays.
+        let map = self.seat.try_get().map_or(self.last.map, |splits| splits.map_in_force());
+        let before = std::mem::replace(&mut self.last.map, map);
+        // The threads of another map are not known yet.
+        self.is_something_missed |= before != map && !queues.is_empty();
+        Shared { queues, map }
+    }
+
+    /// Hands over who helps which queue, if its core and its NAPI instance are known.
+    fn help(&mut self, now: Duration, help: BTreeMap<QueueId, Help>) {
+        let helped = |(id, help): (QueueId, Help)| {
+            let watched = self.measured.queues.get(&id)?;
+            let source = watched.source;
+            let is_home = |core: &CoreId| source.confined && self.last.plan.home.get(&id) == Some(core);
+            let helped = Helped { home: source.core.filter(is_home)?, napi: source.napi?, help };
+            Some((id, (watched.load.ran, helped)))
+        };
+        let wanted = help.into_iter().filter_map(helped).collect();
+        let new = self.last.helping.update(now, wanted);
+        self.news.help = new.or(self.news.help.take());
+    }
+
+    /// Hands over which queues to split. Queues that move together are split together. `is_due`: queues were spilled, so
+    /// hands over even if the decision is the same.
+    fn split(&mut self, is_due: bool) {
+        let is_wanted = |queue| self.last.plan.split.contains_key(queue);
+        let is_due = is_due || !self.last.spilled.keys().all(is_wanted);
         let of_leader = split_queues(&self.last.plan);
         let of = |(id, queue): (&QueueId, &Watched)| Some((*id, of_leader.get(&queue.leader)?.clone()));
         let splits: SplitQueues = self.measured.queues.iter().filter_map(of).collect();
-        if splits != self.last.splits {
+        if is_due || splits != self.last.splits {
             self.news.splits = Some(splits.clone());
+            self.news.spilled.extend(self.last.spilled.keys());
             self.last.splits = splits;
         }
     }
@@ -393,9 +456,9 @@ impl<A: Scheduling> Placing<A> {
         })
     }
 
-    fn view(&self, now: Duration) -> View {
+    fn view(&self, now: Duration, shared: &Shared, new: &BTreeMap<QueueId, Vec<CoreId>>) -> View {
         let Some(found) = &self.found else { return View::default() };
-        self.measured.view(now, &found.machine, &self.last.plan)
+        self.measured.view(now, &found.machine, shared, new)
     }
 
     /// Moves queues that are not where the plan wants them, or that may also run elsewhere. Returns those that the kernel did
@@ -515,6 +578,7 @@ fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
 
 #[cfg(test)]
 mod faults;
+mod helping;
 mod measured;
 mod moves;
 #[cfg(test)]

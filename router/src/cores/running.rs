@@ -50,6 +50,8 @@ use std::{
 
 /// The shortest time between two looks when something was missed.
 const LEAST: Duration = Duration::from_millis(100);
+/// The time between two looks at queues that are being joined.
+const TIDY: Duration = Duration::from_millis(60);
 /// How often clients get a new snapshot.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// A worker polls at most this long after the end of a run, and spins this long without packets; microseconds.
@@ -165,6 +167,8 @@ fn start(config: &Config, ports: &NumberedPorts, means: &Means, exchange: Exchan
     match prepare(&means.instance, &handle, shares) {
         Ok((mut looker, placing)) => {
             looker.splitter = means.splitter();
+            let mut placing = placing;
+            placing.seat = means.seat.clone();
             looker.ports.moderation =
                 looker.ports.moderation.or_else(|| deferring(config, means.polled.clone()));
             if let Some(spreading) = means.spreading.clone().filter(|_| config.uses_rss()) {
@@ -376,6 +380,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
     let (mut before, mut newcomers) = (None::<Arc<CoresSnapshot>>, Newcomers::default());
     let (mut looked, mut due, mut missed) = (Duration::ZERO, Duration::ZERO, false);
+    let mut tidied = Duration::ZERO;
     // Earlier threads have logged the events that are there now.
     let mut logged = exchange.last_number();
     while !exchange.is_ending() {
@@ -391,9 +396,18 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             (looked, due, missed) = (now, now + looker.every, false);
             handle.follow_conditions();
         }
-        let News { moved, splits, awake, resizes, .. } = exchange.take_news();
+        let News { moved, splits, spilled, help, awake, resizes, .. } = exchange.take_news();
+        if let Some(help) = help {
+            looker.splitter.help(help);
+            // The next look reports failures.
+            looker.prepare(monotonic());
+        }
+        if looker.splitter.is_tidying() && now >= tidied + TIDY {
+            looker.split(monotonic());
+            tidied = now;
+        }
         if let Some(splits) = splits {
-            looker.splitter.set(splits);
+            looker.splitter.set(splits, spilled);
             // This happens at once, because packets are lost until then. The next look finds the threads of other cores,
             // and reports failures.
             looker.split(monotonic());
@@ -418,6 +432,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             logged = happened.number;
         }
         let next = if missed { looked + LEAST } else { due };
+        let next = if looker.splitter.is_tidying() { next.min(tidied + TIDY) } else { next };
         thread::park_timeout(next.saturating_sub(monotonic()));
     }
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     base::clock::monotonic,
-    plane::{FlowMaps, SplitSeat},
+    plane::{FlowMaps, Helped, SplitSeat},
 };
 use anyhow::Result;
 use logic::{
@@ -51,12 +51,19 @@ pub struct Splitter {
     /// The maps of flow rules, which hand packets over by a CPU map of their own.
     rules: Arc<OnceLock<Arc<FlowMaps>>>,
     wanted: SplitQueues,
+    /// The spilled queues that `wanted` takes into account, until it is applied.
+    spilled: BTreeSet<QueueId>,
+    help: BTreeMap<QueueId, Helped>,
+    /// The cores that were online at the last look.
+    online: BTreeSet<CoreId>,
 }
+
+static EMPTY: BTreeMap<QueueId, Helped> = BTreeMap::new();
 
 impl Splitter {
     /// `seat`: holds the tables in charge.
     pub fn new(seat: SplitSeat, rules: Arc<OnceLock<Arc<FlowMaps>>>) -> Splitter {
-        Splitter { seat, rules, wanted: SplitQueues::new() }
+        Splitter { seat, rules, ..Splitter::default() }
     }
 
     /// Whether queues of all these ports can be split.
@@ -77,16 +84,48 @@ impl Splitter {
         cores.into_iter().try_for_each(|&core| rules.memory().make_ready(core))
     }
 
-    /// Sets the queues to split. [`Splitter::apply`] applies them.
-    pub fn set(&mut self, wanted: SplitQueues) {
+    /// Sets the queues to split, with the spilled queues that this takes into account. [`Splitter::apply`] applies them.
+    pub fn set(&mut self, wanted: SplitQueues, spilled: BTreeSet<QueueId>) {
         self.wanted = wanted;
+        self.spilled.extend(spilled);
+    }
+
+    /// Whether queues are being joined, or help is ending.
+    pub fn is_tidying(&self) -> bool {
+        self.seat.get().is_some_and(|splits| splits.is_tidying())
+    }
+
+    /// Sets who helps which queue. [`Splitter::prepare`] applies it.
+    pub fn help(&mut self, help: BTreeMap<QueueId, Helped>) {
+        self.help = help;
+    }
+
+    /// Prepares help in the tables that are in charge. Returns the failures, as sentences.
+    pub fn prepare(&self, now: Duration) -> Vec<String> {
+        let Some(splits) = self.seat.get() else { return Vec::new() };
+        // The next plan will not use offline cores.
+        let is_online =
+            |who: &Helped| who.help.cores.iter().chain([&who.home]).all(|core| self.online.contains(core));
+        let help: BTreeMap<QueueId, Helped> =
+            self.help.iter().filter(|(_, who)| is_online(who)).map(|(id, who)| (*id, who.clone())).collect();
+        let cores = help.values().flat_map(|who| who.help.cores.iter().chain([&who.home]));
+        let ready = self.make_rules_ready(cores);
+        // If one core cannot be made ready for flow rules, no core helps.
+        let prepared = splits.prepare(if ready.is_ok() { &help } else { &EMPTY }, now).and(ready);
+        prepared
+            .err()
+            .map(|error| format!("cores that fall behind may get no help: {error:#}"))
+            .into_iter()
+            .collect()
     }
 
     /// Splits and joins queues in the tables that are in charge at `now`. Returns the failures, as sentences.
-    pub fn apply(&self, now: Duration, machine: &Machine) -> Vec<String> {
+    pub fn apply(&mut self, now: Duration, machine: &Machine) -> Vec<String> {
         let Some(splits) = self.seat.get() else { return Vec::new() };
+        self.online = machine.online();
         let is_online = |core| machine.cores.iter().any(|site| site.id == core);
-        splits.keep(is_online);
+        splits.keep(is_online, now);
+        splits.adopt_spilled(Some(&std::mem::take(&mut self.spilled)));
         let mut conditions = Vec::new();
         // The next plan will not use offline cores.
         let can_be = |split: &Split| split.cores.iter().chain([&split.home]).all(|core| is_online(*core));
@@ -103,15 +142,19 @@ impl Splitter {
             .filter(|queue| !self.wanted.contains_key(queue))
             .for_each(|queue| splits.join(queue));
         splits.tidy(now);
+        conditions.extend(self.prepare(now));
         conditions
     }
 
     /// Joins all queues, and waits until that is done, because nobody calls [`Splitter::apply`] later.
     pub fn end(&mut self) {
         self.wanted.clear();
+        self.help.clear();
         let Some(splits) = self.seat.get() else { return };
-        splits.queues().into_iter().for_each(|queue| splits.join(queue));
+        self.prepare(monotonic());
         for _ in 0..JOINING {
+            splits.adopt_spilled(None);
+            splits.queues().into_iter().for_each(|queue| splits.join(queue));
             splits.tidy(monotonic());
             if !splits.is_tidying() {
                 break;
@@ -120,10 +163,11 @@ impl Splitter {
         }
     }
 
-    /// The threads that do shares, if queues are split, or were split and packets may still wait.
+    /// The threads that do shares. Empty if no queue is split, is being joined, or may get help.
     pub fn threads(&self, roots: &Roots) -> Vec<PartThread> {
         let splits = self.seat.get();
-        if self.wanted.is_empty() && !splits.as_ref().is_some_and(|splits| splits.is_tidying()) {
+        let is_whole = self.wanted.is_empty() && self.help.is_empty();
+        if is_whole && !splits.as_ref().is_some_and(|splits| splits.is_tidying()) {
             return Vec::new();
         }
         let maps = [
@@ -132,6 +176,15 @@ impl Splitter {
         ];
         threads::part_threads(roots).into_iter().filter(|thread| maps.contains(&Some(thread.map))).collect()
     }
+}
+
+/// The queues that are shared among cores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shared {
+    /// The cores of each.
+    pub queues: BTreeMap<QueueId, Vec<CoreId>>,
+    /// The kernel's id of the CPU map that hands packets over; `None`: nothing is attached.
+    pub map: Option<u32>,
 }
 
 /// The threads that do shares of split queues; used by the thread that places.
@@ -150,37 +203,56 @@ impl Parts {
         }
     }
 
-    /// Whether no thread that does shares is known.
-    pub fn is_empty(&self) -> bool {
-        self.threads.is_empty()
+    /// Replaces a measurement after a sleep, as [`Watched::rest`].
+    pub fn rest(&mut self, now: Duration) {
+        self.threads.values_mut().filter(|watched| watched.was_read()).for_each(|watched| watched.rest(now));
     }
 
-    /// Reads their time, and adds it to `spent_ns` by core.
-    pub fn read(&mut self, now: Duration, spent_ns: &mut BTreeMap<CoreId, u64>) {
-        self.threads.retain(|thread, watched| match watched.read(now, &[]) {
-            Ok(Some(ran_ns)) => {
-                *spent_ns.entry(thread.core).or_default() += ran_ns;
-                true
+    /// Whether no thread has work of split queues.
+    pub fn are_idle(&self) -> bool {
+        let is_idle = |watched: &Watched| watched.load.ran == 0.0 && watched.load.waited == 0.0;
+        self.threads.values().all(|watched| watched.has_load() && is_idle(watched))
+    }
+
+    /// Reads the time of the threads that may have work, and adds it to `spent_ns` by core. `active`: the cores that
+    /// share queues. Idle threads of other cores sleep, so they are not read.
+    pub fn read(&mut self, now: Duration, active: &BTreeSet<CoreId>, spent_ns: &mut BTreeMap<CoreId, u64>) {
+        self.threads.retain(|thread, watched| {
+            let is_idle = watched.load.ran == 0.0 && watched.load.waited == 0.0;
+            if is_idle && watched.was_read() && !active.contains(&thread.core) {
+                watched.rest(now);
+                return true;
             }
-            // The next look searches for it again.
-            Ok(None) | Err(_) => false,
+            match watched.read(now, &[]) {
+                Ok(Some(ran_ns)) => {
+                    *spent_ns.entry(thread.core).or_default() += ran_ns;
+                    true
+                }
+                // The next look searches for it again.
+                Ok(None) | Err(_) => false,
+            }
         });
     }
 
-    /// The work of other cores for a split queue. Empty as long as the work of one of them is unknown. If a core shares
-    /// several queues, its time is divided evenly among them.
-    pub fn of(&self, queue: QueueId, home: CoreId, plan: &Plan) -> Vec<Part> {
-        let Some(cores) = plan.split.get(&queue) else { return Vec::new() };
+    /// The work of other cores for a shared queue. `None`: the work of at least one of them is not known yet. If a core
+    /// shares several queues, its time is divided evenly among them.
+    pub fn of(
+        &self,
+        queue: QueueId,
+        home: CoreId,
+        Shared { queues: shared, map }: &Shared,
+    ) -> Option<Vec<Part>> {
         let part = |&core: &CoreId| {
+            let is_its = |thread: &PartThread| thread.core == core && Some(thread.map) == *map;
             let threads =
-                || self.threads.iter().filter(|(thread, _)| thread.core == core).map(|(_, watched)| watched);
-            let queues = plan.split.values().filter(|cores| cores.contains(&core)).count() as f64;
+                || self.threads.iter().filter(|(thread, _)| is_its(thread)).map(|(_, watched)| watched);
+            threads().next().filter(|_| threads().all(Watched::has_load))?;
+            let queues = shared.values().filter(|cores| cores.contains(&core)).count() as f64;
             let sum = |of: fn(&Watched) -> f64| threads().map(of).sum::<f64>() / queues;
-            threads().next()?;
             Some(Part { core, ran: sum(|w| w.load.ran), waited: sum(|w| w.load.waited) })
         };
-        let parts: Option<Vec<Part>> = cores.iter().filter(|core| **core != home).map(part).collect();
-        parts.unwrap_or_default()
+        let cores = shared.get(&queue).into_iter().flatten();
+        cores.filter(|core| **core != home).map(part).collect()
     }
 }
 

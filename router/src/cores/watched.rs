@@ -23,6 +23,8 @@ pub struct Watched {
     pub leader: QueueId,
     /// The load in the last period; over [`super::load::WINDOW`] if it is estimated from softirqs.
     pub load: Load,
+    /// `load` was measured.
+    has_load: bool,
     pub traffic: TrafficMeter,
     /// At the last reading.
     pub times: Times,
@@ -93,6 +95,7 @@ impl Watched {
             node,
             leader,
             load: Load::default(),
+            has_load: false,
             traffic: TrafficMeter::default(),
             times: Times::default(),
             time,
@@ -255,7 +258,7 @@ impl Watched {
         let ran_ns = self.ran_since(times);
         self.times = times;
         if let Some(load) = self.meter.load(now, times) {
-            self.load = load;
+            (self.load, self.has_load) = (load, true);
         }
         Ok(Some(ran_ns))
     }
@@ -267,13 +270,23 @@ impl Watched {
         is_idle && !self.is_gone && now.is_some_and(|now| now == self.traffic.total)
     }
 
+    /// Whether its time was read at least once.
+    pub fn was_read(&self) -> bool {
+        self.ran_ns.is_some()
+    }
+
+    /// Whether its time was measured over a whole period.
+    pub fn has_load(&self) -> bool {
+        self.has_load
+    }
+
     /// Like [`Watched::read`], for a queue that [`Watched::is_still`]; it takes almost no time.
     pub fn rest(&mut self, now: Duration) {
         if self.traffic.traffic.is_some() {
             self.traffic.read(now, Some(self.traffic.total));
         }
         if let (Time::Thread(_), Some(load)) = (&self.time, self.meter.load(now, self.times)) {
-            self.load = load;
+            (self.load, self.has_load) = (load, true);
         }
     }
 

@@ -204,6 +204,7 @@ fn build<K: Kernel>(
             exception_pps: config.policing.exception_pps.0,
             control_pps: config.policing.control_pps.0,
             queue_rows,
+            help: config.experimental.split,
         };
         let mut plane = kernel.load(settings)?;
         if let Some(paths) = before.paths {

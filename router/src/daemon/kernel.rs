@@ -354,7 +354,7 @@ impl Kernel for Bpf {
         if let Some(before) = self.seat.get()
             && let Err(error) = plane.splits().take_over(&before)
         {
-            tracing::warn!("some split queues go to one core each for a moment: {error:#}");
+            tracing::warn!("some shared queues go to one core each for a moment: {error:#}");
         }
         self.follow_names(devices);
         let mut new = BTreeMap::new();
@@ -367,6 +367,7 @@ impl Kernel for Bpf {
             }
             // The new links detach, because they are dropped and not pinned. The directory goes if it is empty.
             let _ = fs::remove_dir(&self.directory);
+            self.seat.keep();
             return Err(error);
         }
         let stale: Vec<_> =

@@ -21,7 +21,7 @@
 //! | `choices.rs` | flows whose core is chosen |
 //! | `shares.rs` | the routers' shares of full cores (`unsafe` lives here) |
 //! | `paths.rs` | paths of the user plane: their program, and its maps, which outlive a generation |
-//! | `splits.rs` | queues whose flows are shared among cores (`unsafe` lives here) |
+//! | `splits.rs` | queues whose flows are shared among cores |
 //! | `samples.rs` | sampled packets, for steering |
 //! | `capture.rs` | captures and samples of packets (`unsafe` lives here) |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
@@ -90,13 +90,19 @@ pub use polls::{Polled, Polls, Slept};
 pub use run::{Step, TestRun};
 use samples::Samples;
 pub use shares::{Shares, SharesInCharge, Taken};
-pub use splits::{SplitSeat, Splits};
+pub use splits::{Helped, PREPARED, SplitSeat, Splits};
 use std::{
     cell::RefCell,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
     time::Duration,
 };
 pub use transmit::{Transmit, TransmitRings};
@@ -117,6 +123,8 @@ pub struct Settings {
     pub control_pps: u32,
     /// A port has a classifier: the program looks in rows of RX queues, and samples flows.
     pub queue_rows: bool,
+    /// Cores that fall behind may get help (`bpf/spill.h`).
+    pub help: bool,
 }
 
 /// `enum port_flags`.
@@ -204,6 +212,9 @@ impl Plane {
         size(&mut open, &settings, cpus)?;
         losses::look_from_here(&mut open)?;
         Variant::Routing.select(&mut open)?;
+        if !settings.help {
+            open.progs.share_queues.set_autoload(false);
+        }
         change(&mut open).context("changing the kernel plane")?;
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings)?);
@@ -305,7 +316,12 @@ impl Plane {
                 + u64::from(no_recv) * PORT_NO_RECV
                 + u64::from(hands_over) * PORT_HANDS_OVER
                 + u64::from(hands_over && splits) * PORT_SPLITS;
-            self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | flags << 48);
+            let word = u64::from(ifindex) | u64::from(id) << 32 | flags << 48;
+            let place = &self.port_index.as_slice()[at];
+            // If the kernel plane spills a queue meanwhile, it sets PORT_SPLITS.
+            let same = |old: u64| old as u32 == ifindex && (old >> 32) as u16 == u16::from(id) && hands_over;
+            let kept = |old: u64| if same(old) { old & (PORT_SPLITS << 48) } else { 0 };
+            let _ = place.fetch_update(AcqRel, Acquire, |old| Some(word | kept(old)));
         });
         Ok(())
     }
@@ -352,6 +368,12 @@ impl Plane {
             && self.rules.as_ref().is_none_or(|rules| !Arc::ptr_eq(rules.maps(), maps))
         {
             let rules = FlowPlane::load(self, maps)?;
+            // From their first packet on, rules hand packets of shared queues over by a CPU map of their own.
+            for core in self.splits.ready() {
+                if let Err(error) = maps.memory().make_ready(core) {
+                    tracing::warn!("core {core} does not share queues under flow rules yet: {error:#}");
+                }
+            }
             self.rules = Some(rules);
         }
         if let Some(maps) = maps {
@@ -360,6 +382,7 @@ impl Plane {
             self.heart.set_rules_outlast(without_daemon == WithoutDaemon::GoOn);
         }
         self.by_rules = maps.is_some();
+        self.splits.set_map_of_rules(maps.and_then(|maps| maps.core_map()));
         Ok(())
     }
 

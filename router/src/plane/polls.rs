@@ -14,6 +14,10 @@ use std::{
     collections::BTreeSet,
     io,
     os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{
+        AtomicUsize,
+        Ordering::{AcqRel, Acquire},
+    },
     time::Duration,
 };
 
@@ -21,7 +25,7 @@ const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/polls.bpf.o"));
 /// `ROWS` of the program.
 const ROWS: usize = 4096;
 /// Words of `struct polled`.
-const WORDS: usize = 4;
+const WORDS: usize = 6;
 /// The word that says whether a thread waits for a poll.
 const AWAITED: usize = 3;
 
@@ -50,7 +54,18 @@ pub struct Polls {
     /// Has a record for each poll that a thread waited for.
     began: Option<RingBuffer<'static>>,
     /// Ends the counting when dropped.
-    _link: Option<Link>,
+    link: Option<Link>,
+}
+
+/// How many [`Polls`] of this process count.
+static COUNTING: AtomicUsize = AtomicUsize::new(0);
+
+impl Drop for Polls {
+    fn drop(&mut self) {
+        if self.link.take().is_some() {
+            COUNTING.fetch_sub(1, AcqRel);
+        }
+    }
 }
 
 impl Polls {
@@ -59,10 +74,12 @@ impl Polls {
     pub fn start() -> Result<Polls> {
         let mut builder = ObjectBuilder::default();
         let mut open = builder.open_memory(OBJECT)?;
-        let mut maps = open.maps_mut();
-        let mut backlogs = maps.find(|map| map.name() == "backlogs").context("no map has backlogs")?;
-        backlogs.reuse_fd(super::backlog::map()?).context("sharing the map of backlogs")?;
-        drop(maps);
+        for (name, shared) in [("backlogs", super::backlog::map()?), ("helpers", super::backlog::helpers()?)]
+        {
+            let mut map = open.maps_mut().find(|map| map.name() == name);
+            let map = map.as_mut().with_context(|| format!("no map is called {name}"))?;
+            map.reuse_fd(shared).with_context(|| format!("sharing the map {name}"))?;
+        }
         let object = open.load().context("loading the program that counts polls")?;
         let program = object.progs_mut().next().context("no program counts polls")?;
         let link = program.attach_trace().context("attaching to the tracepoint napi_poll")?;
@@ -72,7 +89,13 @@ impl Polls {
         let mut began = RingBufferBuilder::new();
         began.add(&map, |_| 0).context("reading the ring that reports polls")?;
         let began = began.build().context("reading the ring that reports polls")?;
-        Ok(Polls { rows, watched: BTreeSet::new(), began: Some(began), _link: Some(link) })
+        COUNTING.fetch_add(1, AcqRel);
+        Ok(Polls { rows, watched: BTreeSet::new(), began: Some(began), link: Some(link) })
+    }
+
+    /// Does any thread of this process count polls?
+    pub(super) fn are_counted() -> bool {
+        COUNTING.load(Acquire) > 0
     }
 
     /// Sleeps until a watched instance polls, or the waker is used, but at most for `longest`. It sleeps only if
@@ -156,7 +179,7 @@ impl Polls {
         let file = tempfile::tempfile().unwrap();
         file.set_len((ROWS * WORDS * 8) as u64).unwrap();
         let rows = Mapping::new(file.as_fd(), WORDS * 8, ROWS).unwrap().into();
-        Polls { rows, watched: BTreeSet::new(), began: None, _link: None }
+        Polls { rows, watched: BTreeSet::new(), began: None, link: None }
     }
 
     /// Counts as the program does.

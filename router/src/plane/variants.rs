@@ -44,7 +44,7 @@ impl Variant {
                 "lost_in_generic_mode",
                 "lost_on_hand_over",
                 "done_on_core",
-                "poll_ended",
+                "share_queues",
             ],
             Variant::Paths => &["millrace_paths"],
             // Frames of user space go through `millrace`.
@@ -117,6 +117,9 @@ impl Variant {
         }
         if !loads_rules {
             open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
+        }
+        if self != Variant::Routing {
+            open.maps.helped_napis.set_autocreate(false).context("leaving out the map of helped queues")?;
         }
         if only_maps {
             open.maps.split_cores.set_autocreate(false).context("leaving out the map of cores")?;

@@ -121,6 +121,7 @@ impl Choosing {
             waited: 0.0,
             counted: None,
             parts: Vec::new(),
+            is_partial: false,
             spilled: Vec::new(),
         };
         let core = |core: crate::api::cores::CoreReport| Core {

@@ -10,16 +10,17 @@ pub mod wire;
 pub mod world;
 
 use logic::{flow::flows::Flows, memory::Capacity};
-use router::plane::{Grace, MappedFlows};
+use router::plane::{Grace, MappedFlows, Polls};
 use rustix::{
     net::sockopt::set_socket_recv_buffer_size_force,
     thread::{CpuSet, sched_setaffinity},
 };
 use std::{
+    collections::BTreeSet,
     net::UdpSocket,
     process::Command,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc,
     },
@@ -46,6 +47,17 @@ pub fn end_batch(rules: &mut Flows<Arc<MappedFlows>>, grace: &mut Grace) -> bool
         rules.finish();
     }
     any
+}
+
+/// Counts polls until the end of this process. Without that, no queue can be split.
+pub fn count_polls() {
+    watch_polls(&BTreeSet::new());
+}
+
+/// Watches these NAPI instances, and no others. Only their queues get help.
+pub fn watch_polls(napis: &BTreeSet<u32>) {
+    static POLLS: Mutex<Option<Polls>> = Mutex::new(None);
+    POLLS.lock().unwrap().get_or_insert_with(|| Polls::start().unwrap()).watch(napis);
 }
 
 /// Runs `body` on a thread in a new network namespace, which vanishes with the thread. Needs root.

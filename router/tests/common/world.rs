@@ -23,6 +23,7 @@ pub const SETTINGS: Settings = Settings {
     exception_pps: 0,
     control_pps: 0,
     queue_rows: false,
+    help: true,
 };
 
 /// Port 0 is p0, with q0 at the other end of its wire. Port 1 is p1, with 10.0.2.9 behind it. The program is
@@ -36,6 +37,7 @@ pub struct World {
 impl World {
     /// p0 has this many queues, and p1 has one.
     pub fn new(queues: u16) -> World {
+        super::count_polls();
         for (n, queues) in [queues, 1].into_iter().enumerate() {
             let queues = format!("numrxqueues {queues} numtxqueues {queues}");
             run(&format!("ip link add p{n} {queues} type veth peer name q{n} {queues}"));

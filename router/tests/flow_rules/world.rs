@@ -66,6 +66,7 @@ impl FlowWorld {
             exception_pps: 0,
             control_pps: 0,
             queue_rows: false,
+            help: false,
         })
         .unwrap_or_else(|e| panic!("{e:#}"));
         plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
@@ -115,6 +116,7 @@ impl FlowWorld {
 
     /// Queues of the ports that are shared among cores.
     pub fn splits(&self) -> &Splits {
+        crate::common::count_polls();
         self.plane.splits()
     }
 

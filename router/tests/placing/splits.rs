@@ -3,8 +3,9 @@
 
 use super::{Bed, PATIENCE, Traffic, whys};
 use crate::common::{
+    Ends, be_urgent,
     frame::Frame,
-    in_new_namespace,
+    in_new_namespace, only_on,
     order::{Came, Pace, numbered, send_paced_while},
     run,
     wire::Wire,
@@ -16,7 +17,7 @@ use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -139,6 +140,11 @@ const SPLITS: &str = "high = 8\nlow = 2\n[experimental]\nsplit = true";
 
 /// Starts a daemon on ports where one queue gets all packets, and packets leave by one queue.
 fn hot(name: &str) -> Bed {
+    hot_with(name, SPLITS)
+}
+
+/// The same with other settings.
+fn hot_with(name: &str, cores: &str) -> Bed {
     let mut bed = Bed::new(name);
     run(&format!("ip link set p0 address {P0}"));
     run(&format!("ip link set p1 address {P1}"));
@@ -147,7 +153,7 @@ fn hot(name: &str) -> Bed {
     run("ethtool -L q0 tx 1");
     run("ethtool -L q1 rx 1");
     fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
-    bed.start(SPLITS);
+    bed.start(cores);
     bed.wait_for("the daemon to be ready", |_| {
         bed.json(&["status"]).is_some_and(|status| status["ready"] == true)
     });
@@ -190,6 +196,80 @@ fn split_and_joined(
     assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "(overtaken, received, wrong)");
     bed.wait_for("the queue to be whole", |report| split(report).is_none());
     came
+}
+
+/// Packets gather while a sender keeps the core from the queue's thread. Then the thread takes full polls, and the core
+/// shares the queue. The daemon sees that this was needless, and the queue is whole again.
+#[test]
+#[ignore = "needs root"]
+fn a_core_that_falls_behind_shares_its_queue_at_once_until_it_keeps_up() {
+    in_new_namespace(|| {
+        let bed = hot_with("b", "[experimental]\nsplit = true");
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let (stopped, received) = (&AtomicBool::new(false), &AtomicU64::new(0));
+        thread::scope(|scope| {
+            let sending = scope.spawn(move || {
+                be_urgent();
+                let mut sent: u32 = 0;
+                // The ring has room for one burst, so each must arrive before the next one, and before the end.
+                let mut send = |packets: u32| {
+                    (0..packets).for_each(|n| from.send(&frame(sent + n)));
+                    sent += packets;
+                    let start = Instant::now();
+                    while received.load(Relaxed) < u64::from(sent) && start.elapsed() < PATIENCE {
+                        thread::sleep(Duration::from_micros(500));
+                    }
+                };
+                for core in [0, 1].into_iter().cycle().take_while(|_| !stopped.load(Relaxed)) {
+                    (0..10).for_each(|_| send(20));
+                    // One of the two is the queue's core. This thread stays there only briefly, so that it does not
+                    // count as a workload.
+                    only_on([core]);
+                    send(240);
+                    only_on([0, 1]);
+                }
+                sent
+            });
+            let receiving = scope.spawn(move || {
+                let (mut last, mut overtaken) = ([None; FLOWS as usize], 0);
+                let mut ended = None;
+                while ended.is_none_or(|at: Instant| at.elapsed() < Duration::from_secs(2)) {
+                    ended = ended.or_else(|| stopped.load(Relaxed).then(Instant::now));
+                    let is_udp = |bytes: &Vec<u8>| bytes[12..14] == [8, 0] && bytes[23] == 17;
+                    let Some(bytes) = to.receive().filter(is_udp) else {
+                        thread::sleep(Duration::from_micros(200));
+                        continue;
+                    };
+                    let number = u32::from_be_bytes(*bytes.last_chunk().unwrap());
+                    let before = last[number as usize % last.len()].replace(number);
+                    overtaken += u64::from(before >= Some(number));
+                    received.fetch_add(1, Relaxed);
+                }
+                overtaken
+            });
+            let _ends = Ends(stopped);
+            for end in [
+                "fell behind within a control period and shared the queue at once",
+                "it is whole again on its core",
+            ] {
+                bed.wait_for(end, |_| {
+                    whys(&bed.json(&["events"]).unwrap()).iter().any(|why| why.ends_with(end))
+                });
+            }
+            stopped.store(true, Relaxed);
+            let sent = u64::from(sending.join().unwrap());
+            let start = Instant::now();
+            while received.load(Relaxed) < sent {
+                let losses =
+                    || [bed.millrace(&["interfaces", "--json"]), bed.millrace(&["reasons", "--json"])];
+                let came = received.load(Relaxed);
+                assert!(start.elapsed() < PATIENCE, "{came} of {sent} packets have come: {:?}", losses());
+                thread::sleep(Duration::from_millis(10));
+            }
+            assert_eq!(receiving.join().unwrap(), 0, "packets were overtaken");
+        });
+        bed.wait_for("the queue to be whole", |report| split(report).is_none());
+    });
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod polls;
+mod spilled;
 
 use common::{
     frame::Frame,

@@ -76,6 +76,7 @@ impl Lines {
             let actions = [Action::SetCore(CoreChoice::This(self.other)), Action::output(RulePort::NORMAL)];
             self.router.rule(Match::ANY, actions);
         } else {
+            crate::common::count_polls();
             let splits = self.router.bed.w.plane.splits();
             for port in 0..2 {
                 splits.share(QueueId { port, index: 0 }, self.here, &[self.other]).unwrap();

@@ -148,6 +148,7 @@ fn a_round_counts_and_cuts_and_ends() {
                     waited: 0.0,
                     counted: None,
                     parts: Vec::new(),
+                    is_partial: false,
                     spilled: vec![],
                 })
                 .into(),

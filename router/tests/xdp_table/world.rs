@@ -53,6 +53,7 @@ pub fn settings() -> Settings {
         exception_pps: 0,
         control_pps: 0,
         queue_rows: false,
+        help: false,
     }
 }
 

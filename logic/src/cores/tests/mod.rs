@@ -27,6 +27,7 @@ pub fn queue(index: u16, core: CoreId) -> Queue {
         waited: 0.0,
         counted: None,
         parts: vec![],
+        is_partial: false,
         spilled: vec![],
     }
 }

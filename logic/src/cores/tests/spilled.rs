@@ -108,6 +108,62 @@ fn needless_help_is_taken_back_after_a_whole_period_and_comes_later_next_time() 
 }
 
 #[test]
+fn help_stays_while_the_work_of_others_is_not_known() {
+    let mut machine = Machine::new(2, &[0]);
+    load(&mut machine, 0, 0.5);
+    decide(&mut machine);
+    spill(&mut machine, 0, 1);
+    decide(&mut machine);
+    for _ in 0..20 {
+        let mut view = machine.view();
+        (view.queues[0].is_partial, view.queues[0].parts) = (true, vec![]);
+        machine.now += PERIOD;
+        let decision = machine.allocator.decide(machine.now, &view, &machine.settings);
+        assert_eq!(lines(&decision), [""; 0]);
+        assert_eq!(decision.plan.split.len(), 1);
+    }
+    assert!(lines(&decide(&mut machine))[0].ends_with("it is whole again on its core"));
+}
+
+#[test]
+fn no_queue_is_taken_back_to_a_home_that_has_another_one_with_unknown_work() {
+    let mut machine = Machine::new(3, &[0, 0]);
+    for index in 0..2 {
+        load(&mut machine, index, 0.2);
+    }
+    decide(&mut machine);
+    (0..2).for_each(|index| spill(&mut machine, index, 1));
+    decide(&mut machine);
+    let mut view = machine.view();
+    (view.queues[0].is_partial, view.queues[0].parts) = (true, vec![]);
+    machine.now += PERIOD;
+    assert_eq!(machine.allocator.decide(machine.now, &view, &machine.settings).plan.split.len(), 2);
+    assert!(decide(&mut machine).plan.split.is_empty());
+}
+
+/// While flows come back, the home polls packets that others forward. That costs less than forwarding them.
+#[test]
+fn packets_do_not_become_cheap_because_others_still_forward_them() {
+    let mut machine = Machine::new(2, &[0]);
+    load(&mut machine, 0, 0.5);
+    let id = machine.queues[0].id;
+    decide(&mut machine);
+    spill(&mut machine, 0, 1);
+    decide(&mut machine);
+    let whole = decide(&mut machine);
+    assert!(whole.plan.split.is_empty());
+    let at = |machine: &mut Machine| {
+        let mut view = machine.view();
+        view.queues[0].ran *= 0.2;
+        machine.now += PERIOD;
+        machine.allocator.decide(machine.now, &view, &machine.settings).help.contains_key(&id)
+    };
+    assert!((0..10).all(|_| at(&mut machine)));
+    // Later, the low cost is believed.
+    assert!((0..30).any(|_| !at(&mut machine)));
+}
+
+#[test]
 fn a_spill_late_in_a_period_is_not_mistaken_for_a_light_load() {
     let mut machine = Machine::new(2, &[0]);
     load(&mut machine, 0, 0.5);

@@ -58,11 +58,12 @@ impl Measured {
         }
     }
 
-    /// Reads the times of queues and, if it is due, of cores. Inserts the problems, as sentences. Returns whether a thread is
-    /// gone.
+    /// Reads the times of queues and, if it is due, of cores. `shared`: the split and spilled queues.
+    /// Inserts the problems, as sentences. Returns whether a thread is gone.
     pub fn read(
         &mut self,
         now: Duration,
+        shared: &Shared,
         named: impl Fn(QueueId) -> String,
         conditions: &mut BTreeSet<String>,
     ) -> bool {
@@ -92,7 +93,8 @@ impl Measured {
                 }
             }
         }
-        self.parts.read(now, &mut self.forwarding_ns);
+        let active = shared.queues.values().flatten().copied().collect();
+        self.parts.read(now, &active, &mut self.forwarding_ns);
         if due && !cores.is_empty() {
             self.others.update(now, cores, &self.forwarding_ns);
         }
@@ -100,7 +102,13 @@ impl Measured {
     }
 
     /// The measurements for the allocator. The lowest of the queues that move together stands for all of them.
-    pub fn view(&self, now: Duration, machine: &Machine, plan: &Plan) -> View {
+    pub fn view(
+        &self,
+        now: Duration,
+        machine: &Machine,
+        shared: &Shared,
+        spilled: &BTreeMap<QueueId, Vec<CoreId>>,
+    ) -> View {
         let core = |site: &CoreSite| Core {
             id: site.id,
             node: site.node,
@@ -110,6 +118,7 @@ impl Measured {
         };
         let queue = |(&id, watched): (&QueueId, &Watched)| {
             let core = watched.source.core.filter(|_| watched.is_measured())?;
+            let parts = self.parts.of(id, core, shared);
             Some(Queue {
                 id,
                 node: watched.node,
@@ -118,8 +127,9 @@ impl Measured {
                 ran: watched.load.ran,
                 waited: watched.load.waited,
                 counted: watched.counted(),
-                parts: self.parts.of(id, core, plan),
-                spilled: Vec::new(),
+                is_partial: parts.is_none(),
+                parts: parts.unwrap_or_default(),
+                spilled: spilled.get(&id).cloned().unwrap_or_default(),
             })
         };
         View {

@@ -139,7 +139,13 @@ fn packets_and_wakeups_are_counted_where_both_are_known() {
     let mut world = World::new("");
     world.periods(3, &[(70, 3, 0), (71, 1, 0)]);
     let counted = |world: &World| -> Vec<_> {
-        world.placing.view(world.now).queues.iter().map(|queue| queue.counted).collect()
+        world
+            .placing
+            .view(world.now, &BTreeMap::new(), &BTreeMap::new())
+            .queues
+            .iter()
+            .map(|queue| queue.counted)
+            .collect()
     };
     assert_eq!(counted(&world), [None, None], "nothing counts packets");
     let queue = world.placing.measured.queues.values_mut().next().unwrap();
