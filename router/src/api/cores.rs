@@ -94,8 +94,11 @@ pub struct CoreReport {
     pub physical: CoreId,
     /// `forward`, `serve`, `both` or `idle`.
     pub role: String,
-    /// It is among the allowed cores.
+    /// It is among the allowed cores, and no control group keeps it for itself.
     pub may_forward: bool,
+    /// The control group that keeps it for itself; null: none does.
+    #[serde(default)]
+    pub kept_by: Option<String>,
     /// Fraction of the last control period that it forwarded.
     pub forwarding: f64,
     /// Time that it has forwarded since the daemon's start.

@@ -103,10 +103,12 @@ fn core_table(report: &CoresReport) -> Table {
     for core in &report.cores {
         let on = report.queues.iter().filter(|queue| queue.core == Some(core.core));
         let on: Vec<_> = on.map(|queue| format!("{}/{}", queue.port, queue.queue)).collect();
-        let role = match core.may_forward {
-            true => core.role.clone(),
-            false => format!("{} {}", core.role, table.note("it may not forward (`allowed` in [cores])")),
+        let note = match &core.kept_by {
+            Some(group) => Some(format!("control group {group} keeps this core for itself")),
+            None if core.may_forward => None,
+            None => Some("it may not forward (`allowed` in [cores])".to_owned()),
         };
+        let role = note.map_or(core.role.clone(), |note| format!("{} {}", core.role, table.note(&note)));
         table.row([
             core.core.to_string(),
             core.node.to_string(),

@@ -135,6 +135,8 @@ pub struct Exchange {
     /// Wakes the thread that places, which sleeps while nothing is polled; `None`: no descriptor was available, so news
     /// waits until it wakes up.
     pub waker: Option<Waker>,
+    /// The same for the thread that looks.
+    pub looker: Option<Waker>,
     found: Mutex<Option<Arc<CoresSnapshot>>>,
     published: Mutex<Published>,
     failures: Mutex<Vec<String>>,
@@ -144,7 +146,7 @@ pub struct Exchange {
 
 impl Exchange {
     pub fn new() -> Exchange {
-        Exchange { waker: Waker::new().ok(), ..Exchange::default() }
+        Exchange { waker: Waker::new().ok(), looker: Waker::new().ok(), ..Exchange::default() }
     }
 
     /// An exchange for the threads that replace those of `earlier`. It begins with their events.
@@ -162,6 +164,11 @@ impl Exchange {
 
     fn wake(&self) {
         self.waker.iter().for_each(Waker::wake);
+    }
+
+    /// Wakes the thread that looks.
+    pub fn wake_looker(&self) {
+        self.looker.iter().for_each(Waker::wake);
     }
 
     /// For the thread that places.
@@ -229,6 +236,7 @@ impl Exchange {
     pub fn end(&self) {
         self.is_ending.store(true, Relaxed);
         self.wake();
+        self.wake_looker();
     }
 
     pub fn is_ending(&self) -> bool {

@@ -165,6 +165,7 @@ impl Handle {
             now.view.queues.iter().flat_map(|queue| &queue.parts).filter(|part| part.core == site.id);
         let shares = shares.map(|part| part.ran);
         let held = now.found.awake.get(&site.id);
+        let kept_by = now.found.kept.get(&site.id).cloned();
         let pinned = now.found.workloads.iter().filter(|workload| workload.cores.contains(&site.id));
         CoreReport {
             core: site.id,
@@ -172,7 +173,9 @@ impl Handle {
             socket: site.socket,
             physical: site.physical,
             role: roles.get(&site.id).map_or("idle", |role| role.name()).into(),
-            may_forward: self.wanted.allowed.as_ref().is_none_or(|allowed| allowed.0.contains(&site.id)),
+            may_forward: kept_by.is_none()
+                && self.wanted.allowed.as_ref().is_none_or(|allowed| allowed.0.contains(&site.id)),
+            kept_by,
             forwarding_ns: now.forwarding_ns.get(&site.id).copied().unwrap_or(0),
             forwarding: here.map(|queue| queue.ran).chain(shares).sum(),
             other: now.others.get(&site.id).copied(),

@@ -31,6 +31,7 @@ use logic::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
+    os::fd::BorrowedFd,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -50,6 +51,8 @@ pub struct CoresSnapshot {
     /// The ports that exist now.
     pub exits: Vec<Exit>,
     pub workloads: Arc<Vec<Workload>>,
+    /// Cores that control groups keep for themselves, each with the path of the group.
+    pub kept: Arc<BTreeMap<CoreId, String>>,
     /// The cores that were given to applications.
     pub served: Option<BTreeSet<CoreId>>,
     /// How far local delivery follows; `None`: the configuration does not ask for it.
@@ -161,6 +164,8 @@ impl<A: System + Clone> Looker<A> {
             following
         });
         around.find_workloads(&knobs.roots, now);
+        around.find_kept(now);
+        conditions.extend(around.cpusets.condition());
         let queues: Vec<FoundQueue> = ports.known().flat_map(|(.., known)| known.queues()).collect();
         let placed = queues.iter().filter(|_| wanted.policy != PlacementPolicy::Off);
         let controls = placed.map(|queue| queue.source.control);
@@ -170,6 +175,7 @@ impl<A: System + Clone> Looker<A> {
         let may_split = self.splits && self.splitter.may_split(ports.known().map(|(id, ..)| id));
         if may_split {
             let mut cores = around.machine.online();
+            cores.retain(|core| !around.kept.contains_key(core));
             if let Some(allowed) = &wanted.allowed {
                 cores.retain(|core| allowed.0.contains(core));
             }
@@ -183,6 +189,7 @@ impl<A: System + Clone> Looker<A> {
             queues,
             exits: ports.known().map(|(.., known)| known.exit()).collect(),
             workloads: around.workloads.clone(),
+            kept: around.kept.clone(),
             served: self.serve.as_ref().and_then(Serve::set).cloned(),
             following,
             balancer,
@@ -193,6 +200,16 @@ impl<A: System + Clone> Looker<A> {
             awake: self.resume.as_ref().map(Resume::held).unwrap_or_default(),
             conditions,
         }
+    }
+
+    /// Readable when control groups may have changed; `None`: nothing reports that.
+    pub fn group_changes(&self) -> Option<BorrowedFd<'_>> {
+        self.around.cpusets.changes()
+    }
+
+    /// Whether control groups may keep other cores for themselves.
+    pub fn have_groups_changed(&mut self) -> bool {
+        self.around.cpusets.have_changed()
     }
 
     /// Splits queues as decided. Returns the failures, as sentences.

@@ -31,8 +31,16 @@ fn cores(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
     let gone = then.difference(&now);
     let gone = gone.map(|&core| happened(None, vec![core], vec![], format!("core {core} has gone offline")));
     let come = now.difference(&then);
-    gone.chain(come.map(|&core| happened(None, vec![], vec![core], format!("core {core} is online"))))
-        .collect()
+    let online = come.map(|&core| happened(None, vec![], vec![core], format!("core {core} is online")));
+    let taken = after.kept.iter().filter(|(core, group)| before.kept.get(core) != Some(group));
+    let taken = taken.map(|(core, group)| {
+        happened(None, vec![*core], vec![], format!("control group {group} keeps core {core} for itself"))
+    });
+    let given_back = before.kept.iter().filter(|(core, _)| !after.kept.contains_key(core));
+    let given_back = given_back.map(|(core, group)| {
+        happened(None, vec![], vec![*core], format!("control group {group} gave core {core} back"))
+    });
+    gone.chain(online).chain(taken).chain(given_back).collect()
 }
 
 fn queues(before: &CoresSnapshot, after: &CoresSnapshot) -> Vec<Happened> {
@@ -119,6 +127,7 @@ pub(super) mod tests {
             queues: queues.iter().map(queue).collect(),
             exits: Vec::new(),
             workloads: Arc::new(workloads.iter().map(workload).collect()),
+            kept: Arc::default(),
             served: None,
             following: None,
             balancer: None,
@@ -129,6 +138,23 @@ pub(super) mod tests {
             awake: BTreeMap::new(),
             conditions: Vec::new(),
         }
+    }
+
+    #[test]
+    fn cores_that_control_groups_keep_and_give_back_are_reported() {
+        let kept = |kept: &[(CoreId, &str)]| CoresSnapshot {
+            kept: Arc::new(kept.iter().map(|(core, group)| (*core, group.to_string())).collect()),
+            ..found(&[0, 1], &[], &[])
+        };
+        let (one, other) = (kept(&[(0, "/a"), (1, "/a")]), kept(&[(1, "/b")]));
+        let why = |before, after| -> Vec<String> {
+            noticed(Some(before), after).into_iter().map(|happened| happened.why).collect()
+        };
+        assert_eq!(
+            why(&one, &other),
+            ["control group /b keeps core 1 for itself", "control group /a gave core 0 back"]
+        );
+        assert_eq!(why(&other, &other), [""; 0]);
     }
 
     #[test]

@@ -78,6 +78,8 @@ pub struct Placing<A> {
 /// Decides. Remembers earlier decisions and measurements.
 struct Deciding {
     settings: Settings,
+    /// As configured; `None`: all cores.
+    allowed: Option<BTreeSet<CoreId>>,
     allocator: Allocator,
     in_use: InUse,
     /// Decides which cores should wake up quickly, if configured.
@@ -138,6 +140,7 @@ impl<A: Scheduling> Placing<A> {
     ) -> io::Result<Placing<A>> {
         let deciding = Deciding {
             settings: settings(wanted, &ports),
+            allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
             allocator: Allocator::default(),
             in_use: InUse::default(),
             awake: wanted.resume_us().map(|_| Awake::default()),
@@ -224,6 +227,7 @@ impl<A: Scheduling> Placing<A> {
         self.measured.pinned = workloads::per_core(&found.workloads);
         self.measured.parts.take(&self.roots, &found.parts);
         self.deciding.settings.splits = found.may_split;
+        self.deciding.settings.allowed = self.allowed(&found);
         if let Some(drains) = &mut self.drains {
             drains.leave_by(found.exits.clone());
         }
@@ -250,6 +254,17 @@ impl<A: Scheduling> Placing<A> {
             self.conditions.insert(format!("{error:#}"));
             Slept::No
         })
+    }
+
+    /// The cores that may forward now; `None`: all of them.
+    fn allowed(&self, found: &CoresSnapshot) -> Option<BTreeSet<CoreId>> {
+        let allowed = &self.deciding.allowed;
+        if found.kept.is_empty() {
+            return allowed.clone();
+        }
+        let mut cores = allowed.clone().unwrap_or_else(|| found.machine.online());
+        cores.retain(|core| !found.kept.contains_key(core));
+        Some(cores)
     }
 
     /// Replaces a measurement after a sleep. Nothing was polled until now, so nothing needs to be read.
@@ -568,7 +583,7 @@ fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
             PlacementPolicy::Fixed => Policy::Fixed(wanted.fixed.iter().flat_map(queues_of).collect()),
             PlacementPolicy::Pack | PlacementPolicy::Off => Policy::Pack,
         },
-        allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
+        allowed: None,
         high: wanted.high.fraction(),
         low: wanted.low.fraction(),
         hold: wanted.hold.0,

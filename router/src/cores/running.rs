@@ -31,14 +31,18 @@ use crate::{
         Config, PlacementPolicy, PollingMode,
         ports::{self, NumberedPorts},
     },
-    linux::spreading::Spreading,
+    linux::{observer::Waker, spreading::Spreading},
     plane::{FlowMaps, Polls, SharesInCharge, Slept, SplitSeat, TransmitRings},
 };
 use anyhow::{Context, Result};
-use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    thread::{ClockId, Timespec, clock_nanosleep_absolute},
+};
 use std::{
     ffi::CString,
     io,
+    os::fd::{AsFd, BorrowedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, OnceLock,
@@ -52,6 +56,8 @@ use std::{
 const LEAST: Duration = Duration::from_millis(100);
 /// The time between two looks at queues that are being joined.
 const TIDY: Duration = Duration::from_millis(60);
+/// The shortest time between two looks when control groups have changed.
+const HURRY: Duration = Duration::from_millis(20);
 /// How often clients get a new snapshot.
 const PUBLISH: Duration = Duration::from_millis(100);
 /// A worker polls at most this long after the end of a run, and spins this long without packets; microseconds.
@@ -267,7 +273,6 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.handle.exchange.end();
         if let Some(looking) = self.looking.take() {
-            looking.thread().unpark();
             if looking.join().is_err() {
                 tracing::error!("queues stay where they are: restoring them failed");
             }
@@ -291,10 +296,10 @@ fn run<A: System + Clone>(mut looker: Looker<A>, placing: Placing<A>, handle: Ha
 
 /// Starts the thread that places queues. It ends with the news that it could not hand over.
 fn begin<A: System>(mut placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<News>> {
-    let (exchange, looking) = (handle.exchange.clone(), thread::current());
+    let exchange = handle.exchange.clone();
     let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
-        let _ending = Ending(&exchange, &looking);
+        let _ending = Ending(&exchange);
         if !is_patient && let Err(error) = set_policy(libc::SCHED_FIFO, PRIORITY) {
             tracing::warn!(
                 "no real-time priority, so queues may be placed late on busy cores, and moves may reorder flows: {error}"
@@ -305,7 +310,7 @@ fn begin<A: System>(mut placing: Placing<A>, handle: &Handle) -> io::Result<Join
             tracing::warn!("moves may reorder flows, because they do not wait for earlier packets: {error}");
             placing.drains = None;
         }
-        place(placing, &exchange, &looking)
+        place(placing, &exchange)
     });
     if started.is_err() {
         handle.exchange.end();
@@ -314,17 +319,16 @@ fn begin<A: System>(mut placing: Placing<A>, handle: &Handle) -> io::Result<Join
 }
 
 /// Ends the other thread at once when the thread that places ends, also by a panic.
-struct Ending<'a>(&'a Exchange, &'a thread::Thread);
+struct Ending<'a>(&'a Exchange);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         self.0.end();
-        self.1.unpark();
     }
 }
 
 /// Places queues until the end. After a late round a full period follows; missed rounds are not made up for.
-fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) -> News {
+fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange) -> News {
     let (mut next, mut told) = (monotonic(), None::<Duration>);
     while !exchange.is_ending() {
         if let Some(found) = exchange.take_found() {
@@ -332,7 +336,7 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         }
         let now = monotonic();
         placing.round(now);
-        tell(&mut placing, now, &mut told, exchange, looking);
+        tell(&mut placing, now, &mut told, exchange);
         // A shorter period would say little about loads.
         let period = match placing.sleep(exchange.waker.as_ref()) {
             Slept::Long => continue,
@@ -358,7 +362,6 @@ fn tell<A: Scheduling>(
     now: Duration,
     told: &mut Option<Duration>,
     exchange: &Exchange,
-    looking: &thread::Thread,
 ) {
     let is_due = placing.has_news() || told.is_none_or(|told| now.saturating_sub(told) >= PUBLISH);
     let snapshot = if is_due { placing.snapshot(now) } else { None };
@@ -371,7 +374,7 @@ fn tell<A: Scheduling>(
         wake = true;
     }
     if wake {
-        looking.unpark();
+        exchange.wake_looker();
     }
 }
 
@@ -381,19 +384,21 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let (mut before, mut newcomers) = (None::<Arc<CoresSnapshot>>, Newcomers::default());
     let (mut looked, mut due, mut missed) = (Duration::ZERO, Duration::ZERO, false);
     let mut tidied = Duration::ZERO;
+    // Control groups have changed, and when this was last asked.
+    let (mut hurried, mut asked) = (false, Duration::ZERO);
     // Earlier threads have logged the events that are there now.
     let mut logged = exchange.last_number();
     while !exchange.is_ending() {
         missed |= exchange.take_look_wanted();
         let now = monotonic();
-        if now >= due || missed && now >= looked + LEAST {
+        if now >= due || missed && now >= looked + LEAST || hurried && now >= looked + HURRY {
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
             exchange.tell(newcomers.follow(&found));
             exchange.tell(looker.ports.spreader.take_news(now));
             exchange.found(found.clone());
             before = Some(found);
-            (looked, due, missed) = (now, now + looker.every, false);
+            (looked, due, missed, hurried) = (now, now + looker.every, false, false);
             handle.follow_conditions();
         }
         let News { moved, splits, spilled, help, awake, resizes, .. } = exchange.take_news();
@@ -433,8 +438,29 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         }
         let next = if missed { looked + LEAST } else { due };
         let next = if looker.splitter.is_tidying() { next.min(tidied + TIDY) } else { next };
-        thread::park_timeout(next.saturating_sub(monotonic()));
+        let next = if hurried { next.min(looked + HURRY) } else { next };
+        // Others may change groups all the time.
+        let asks = monotonic() >= asked + HURRY;
+        let next = if asks { next } else { next.min(asked + HURRY) };
+        if wait(exchange.looker.as_ref(), looker.group_changes().filter(|_| asks), next) {
+            asked = monotonic();
+            hurried |= looker.have_groups_changed();
+        }
     }
+}
+
+/// Sleeps until the waker is used, `changes` is readable, or `until` is over. Returns whether `changes` is readable.
+fn wait(waker: Option<&Waker>, changes: Option<BorrowedFd<'_>>, until: Duration) -> bool {
+    let longest = until.saturating_sub(monotonic());
+    let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    let fds = [waker.map(AsFd::as_fd), changes];
+    let mut fds: Vec<PollFd<'_>> =
+        fds.into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    // A signal may end this early, which is harmless.
+    let _ = poll(&mut fds, Some(&longest));
+    let is_changed = changes.is_some() && fds.last().is_some_and(|fd| fd.revents().contains(PollFlags::IN));
+    waker.into_iter().for_each(Waker::clear);
+    is_changed
 }
 
 /// Restores everything, unless queues are to be left to the next daemon (`leave`).

@@ -1,16 +1,17 @@
 //! The machine around the queues: its cores, and the programs that Millrace shares them with.
 
 use super::{
-    Roots,
+    CoreId, Roots,
     affinity::Affinity,
     balancer::Balancer,
+    cpusets::Cpusets,
     machine::Machine,
     queues::Control,
     serve,
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::config::CoresSettings;
-use std::{fs, io, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, io, sync::Arc, time::Duration};
 
 /// How often irqbalance is searched for.
 const BALANCER: Duration = Duration::from_secs(60);
@@ -24,6 +25,9 @@ pub struct Surroundings<A> {
     /// The workloads of the configuration.
     declared: Vec<Workload>,
     pub workloads: Arc<Vec<Workload>>,
+    pub cpusets: Cpusets,
+    /// Cores that control groups keep for themselves, each with the path of the group.
+    pub kept: Arc<BTreeMap<CoreId, String>>,
     /// When irqbalance was last searched for, and the result.
     balancer: (Option<Duration>, Option<Arc<Balancer>>),
 }
@@ -43,6 +47,8 @@ impl<A: Affinity> Surroundings<A> {
         let mut new = Surroundings {
             online: online(roots)?,
             machine: Arc::new(Machine::observe(roots)?),
+            cpusets: Cpusets::new(roots, served.as_deref()),
+            kept: Arc::default(),
             scanner: Scanner::new(affinity, std::process::id(), served),
             declared: declared.collect(),
             workloads: Arc::default(),
@@ -63,8 +69,17 @@ impl<A: Affinity> Surroundings<A> {
     }
 
     pub fn find_workloads(&mut self, roots: &Roots, now: Duration) {
-        if self.scanner.scan(roots, &self.machine.online(), now) {
+        let online = self.machine.online();
+        let changed = self.scanner.look_at(roots, &online, self.cpusets.take_processes());
+        if self.scanner.scan(roots, &online, now) || changed {
             self.merge();
+        }
+    }
+
+    pub fn find_kept(&mut self, now: Duration) {
+        let kept = self.cpusets.look(now);
+        if kept != *self.kept {
+            self.kept = Arc::new(kept);
         }
     }
 

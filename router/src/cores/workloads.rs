@@ -112,6 +112,13 @@ impl<A: Affinity> Scanner<A> {
         changed
     }
 
+    /// Checks these processes now. Returns whether any workload is new, gone or changed.
+    pub fn look_at(&mut self, roots: &Roots, online: &BTreeSet<CoreId>, processes: Vec<u32>) -> bool {
+        let online: CoreMask = online.iter().collect();
+        let look = |changed, process| self.look(roots, &online, process).changed | changed;
+        processes.into_iter().fold(false, look)
+    }
+
     /// The workloads that were found so far. All processes of a container are one workload.
     pub fn workloads(&self) -> Vec<Workload> {
         let mut found: Vec<Workload> = Vec::new();

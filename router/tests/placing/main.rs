@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod cpusets;
 mod polled;
 mod splits;
 

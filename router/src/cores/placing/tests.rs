@@ -40,6 +40,11 @@ impl World {
         tree.write("proc/stat", "cpu0 0 0 0 1\ncpu1 0 0 0 1\ncpu2 0 0 0 1\ncpu3 0 0 0 1\nintr 0\n");
         tree.write("proc/softirqs", " CPU0 CPU1 CPU2 CPU3\nNET_RX: 0 0 0 0\nBLOCK:\n");
         tree.device("eth0", 2, true);
+        let groups = tree.path("groups");
+        tree.write(
+            "proc/self/mountinfo",
+            &format!("36 35 0:30 / {} rw - cgroup2 none rw\n", groups.display()),
+        );
         let fake = Fake::default();
         let netlink = Netlink::default();
         netlink.threads(&[70, 71]);
@@ -132,6 +137,26 @@ fn queues_are_packed_spread_on_overload_and_restored() {
     assert!(!world.tree.path("m.cores").exists());
 }
 
+#[test]
+fn queues_leave_a_core_that_a_control_group_keeps_and_may_use_it_again_later() {
+    let mut world = World::new("allowed = \"0-1\"");
+    let light = [(70, 2, 0), (71, 1, 0)];
+    let keeps = |world: &World, partition: &str| {
+        world.tree.write("groups/pods/cpuset.cpus.effective", "1\n");
+        world.tree.write("groups/pods/cpuset.cpus.partition", &format!("{partition}\n"));
+    };
+    world.periods(3, &light);
+    keeps(&world, "isolated");
+    let told = world.periods(101, &light);
+    assert!(told.contains("queue 1 [1] -> [0]: core 1 may not forward"), "{told}");
+    // It stays away, although the other core is full.
+    let full = world.periods(101, &[(70, 5, 4), (71, 5, 4)]);
+    assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![0]), "{full}");
+    keeps(&world, "member");
+    let told = world.periods(101, &[(70, 5, 4), (71, 5, 4)]);
+    assert_ne!(world.cores(70), world.cores(71), "{told}");
+}
+
 /// From packets and wake-ups the allocator computes what queues would want together. It needs both, and only threads have
 /// exact wake-ups.
 #[test]
@@ -141,7 +166,7 @@ fn packets_and_wakeups_are_counted_where_both_are_known() {
     let counted = |world: &World| -> Vec<_> {
         world
             .placing
-            .view(world.now, &BTreeMap::new(), &BTreeMap::new())
+            .view(world.now, &Shared::default(), &BTreeMap::new())
             .queues
             .iter()
             .map(|queue| queue.counted)
