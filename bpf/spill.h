@@ -13,11 +13,11 @@ struct napi_struct {
 } OF_THE_KERNEL;
 
 /*
- * Takes the next step of a row, if it is due. A poll of the row's queue has just ended, so the packets of that poll have
- * been sent. The queue's flows may therefore move at once. polls: of watched instances; behind: as in
- * struct backlog.
+ * Takes the next step of a row, if it is due. polls: of watched instances; behind: as in struct backlog. If a poll of the
+ * row's queue has just ended (is_polled), the packets of that poll have been sent, so its flows may move at once. Another
+ * queue of the core may have moved there from elsewhere. Its flows move one poll later.
  */
-__noinline int take_step(__u32 row, __u64 polls, __u64 behind)
+__noinline int take_step(__u32 row, __u64 polls, __u64 behind, __u32 is_polled)
 {
 	struct split_queue *s = ROW(split_queues, row);
 	__u32 step = s ? s->step : 0;
@@ -31,8 +31,13 @@ __noinline int take_step(__u32 row, __u64 polls, __u64 behind)
 	__u64 word = *(volatile const __u64 *)port;
 	if (!(__u32)word || (__u16)(word >> 32) != s->port >> 32 || !(word >> 48 & PORT_HANDS_OVER))
 		return 0;
-	for (__u32 i = 0; i < SPLIT_BUCKETS; i++)
-		*(volatile __u64 *)&s->bucket[i].to = s->to[step][i];
+	for (__u32 i = 0; i < SPLIT_BUCKETS; i++) {
+		struct split_bucket *b = &s->bucket[i];
+
+		if (!step && !is_polled)
+			*(volatile __u64 *)&b->poll = POLL_UNKNOWN;
+		*(volatile __u64 *)&b->to = s->to[step][i];
+	}
 	s->stepped = polls;
 	*(volatile __u64 *)&s->step = step + 1;
 	/* This comes last, so that packets see everything above. Using the result makes it a full barrier. */
@@ -43,17 +48,15 @@ __noinline int take_step(__u32 row, __u64 polls, __u64 behind)
 SEC("tp_btf/napi_poll")
 int BPF_PROG(share_queues, struct napi_struct *napi, int work, int budget)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
-	__u64 wanted = napi->napi_id | (__u64)(cpu + 1) << 32;
+	__u32 cpu = bpf_get_smp_processor_id(), polled = napi->napi_id;
 	const struct backlog *own = ROW(backlogs, cpu);
 
 	for (__u32 row = 0; own && row < SPLIT_QUEUES; row++) {
 		const __u64 *helped = ROW(helped_napis, row);
+		__u64 word = helped ? *(volatile const __u64 *)helped : 0;
 
-		if (helped && *(volatile const __u64 *)helped == wanted) {
-			take_step(row, own->watched_polls, own->behind);
-			break;
-		}
+		if (word >> 32 == cpu + 1)
+			take_step(row, own->watched_polls, own->behind, (__u32)word == polled);
 	}
 	return 0;
 }

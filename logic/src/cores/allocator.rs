@@ -44,7 +44,7 @@ pub(super) struct QueueState {
     movable: bool,
     node: Option<u16>,
     /// Its wants in the last two periods, the older first. It wanted nothing before it was there.
-    recent: [Want; 2],
+    pub recent: [Want; 2],
     pub moved: Option<Duration>,
     /// Its core has shared its flows with helpers before the allocator decided.
     pub is_spilled: bool,

@@ -43,7 +43,7 @@
 //! **Split.** A queue that alone wants more than `high` is shared by flow, evenly, over the fewest cores with room. Its
 //! home shares, too, unless handing packets on fills it.
 //!
-//! **Spill** within a fraction of a period. A core that takes too many full polls shares the queue that it polls with
+//! **Spill** within a fraction of a period. A core that takes too many full polls shares its queues with
 //! another core. The allocator chose that core before ([`Help`]). If this does not suffice, one more core helps. The
 //! allocator sees that in the next period. It then knows what each queue wants, and grows as if the queues were
 //! whole. Flows return to their home as soon as they fit there. If the help was needless, the next help comes later.

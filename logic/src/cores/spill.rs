@@ -135,7 +135,8 @@ impl Allocator {
         let Settings { low, high, .. } = *step.settings;
         let is_move = |event: &&Event| event.from != event.to && !matches!(event.why, Why::Spilled { .. });
         let moved: BTreeSet<QueueId> = step.events.iter().filter(is_move).map(|event| event.queue).collect();
-        // Homes that a spilled queue has just left. Their other spilled queues become whole again, too.
+        // Homes that a spilled queue has just left. Their other spilled queues become whole again, too, except those that
+        // alone are too much for a core.
         let left: BTreeSet<CoreId> =
             spilled.keys().filter(|id| moved.contains(id)).map(|id| self.queues[id].spot.home).collect();
         let peaks: BTreeMap<CoreId, f64> =
@@ -158,7 +159,8 @@ impl Allocator {
             let home = state.spot.home;
             let is_full = unknown.contains(&home) || peaks.get(&home).is_some_and(|peak| *peak > high);
             let may_stay = state.spot.cores().all(|core| step.board.is_allowed(core));
-            if is_full && may_stay && !left.contains(&home) {
+            let is_too_much = state.recent.iter().any(|want| want.work > high);
+            if is_full && may_stay && (is_too_much || !left.contains(&home)) {
                 step.board.place(id, state.spot.clone());
                 continue;
             }

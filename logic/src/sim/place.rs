@@ -129,12 +129,22 @@ impl Run<'_> {
         applications.filter(|application| application.pinned && application.runs_on(core)).count() as u16
     }
 
-    /// Called after a full poll of a queue. One more core shares its flows, if help is prepared and due (take_step in
-    /// bpf/spill.h).
-    pub fn falls_behind(&mut self, id: usize, queue: usize) {
-        let (home, core) = (id as CoreId, &self.cores[id]);
-        let homes = core.tasks.iter().filter(|task| self.tasks[**task].is_home);
-        let after = homes.filter_map(|&queue| Some(self.queues[queue].help.as_ref()?.full_polls)).min();
+    /// Called after a full poll. Other cores help the queues of this core if it is as far behind as its most impatient queue
+    /// wants (falls_behind in bpf/polls.bpf.c).
+    pub fn falls_behind(&mut self, id: usize) {
+        let core = &self.cores[id];
+        let homes: Vec<usize> = core.tasks.iter().copied().filter(|&task| self.tasks[task].is_home).collect();
+        let help = homes.iter().filter_map(|&queue| self.queues[queue].help.as_ref());
+        if help.map(|help| help.full_polls).min().is_some_and(|polls| core.behind >= polls) {
+            homes.into_iter().for_each(|queue| self.spill(queue));
+            self.list_tasks();
+        }
+    }
+
+    /// One more core shares the flows of a queue, if help is prepared and due (take_step in bpf/spill.h).
+    fn spill(&mut self, queue: usize) {
+        let home = self.tasks[queue].core;
+        let core = &self.cores[usize::from(home)];
         let it = &mut self.queues[queue];
         let helping = it.shares.iter().filter(|share| share.core != home).count();
         let Some((help, &other)) = it.help.as_ref().and_then(|help| Some((help, help.cores.get(helping)?)))
@@ -142,7 +152,7 @@ impl Run<'_> {
             return;
         };
         let polls = if helping > 0 { core.polls - it.stepped } else { core.behind.into() };
-        if after.is_none_or(|after| core.behind < after) || polls < help.full_polls.into() {
+        if polls < help.full_polls.into() {
             return;
         }
         let buckets = help.buckets(&it.buckets, home, helping + 1);
@@ -157,7 +167,6 @@ impl Run<'_> {
         shares.dedup();
         self.divide(queue, home, &shares);
         self.queues[queue].buckets = buckets;
-        self.list_tasks();
     }
 
     /// Moves queues at once, with the packets in their rings. Packets that wait at cores that no longer share a queue

@@ -234,7 +234,7 @@ impl<'a> Run<'a> {
         core.polls += 1;
         if is_full {
             core.behind = task.full_polls.max(core.behind + 1);
-            self.falls_behind(id, number);
+            self.falls_behind(id);
             if self.tasks[number].ring.held() == 0 {
                 // The kernel polls once more, and finds nothing.
                 self.tasks[number].full_polls = 0;

@@ -129,6 +129,7 @@ impl Cpusets {
 
     /// The cores that are kept, each with the path of its group.
     pub fn look(&mut self, now: Duration) -> BTreeMap<CoreId, String> {
+        self.have_changed();
         let again = if self.inotify.is_some() { AGAIN } else { AGAIN_UNWATCHED };
         if self.walked.is_none_or(|walked| now.saturating_sub(walked) >= again) {
             (self.walked, self.is_partial) = (Some(now), self.inotify.is_none());

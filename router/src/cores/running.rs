@@ -272,10 +272,10 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.handle.exchange.end();
-        if let Some(looking) = self.looking.take() {
-            if looking.join().is_err() {
-                tracing::error!("queues stay where they are: restoring them failed");
-            }
+        if let Some(looking) = self.looking.take()
+            && looking.join().is_err()
+        {
+            tracing::error!("queues stay where they are: restoring them failed");
         }
     }
 }

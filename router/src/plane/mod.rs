@@ -382,7 +382,7 @@ impl Plane {
             self.heart.set_rules_outlast(without_daemon == WithoutDaemon::GoOn);
         }
         self.by_rules = maps.is_some();
-        self.splits.set_map_of_rules(maps.and_then(|maps| maps.core_map()));
+        self.splits.set_map_of_rules(maps.and_then(|maps| maps.memory().core_map()));
         Ok(())
     }
 

@@ -266,10 +266,9 @@ impl Splits {
         if state.rows.contains_key(&queue) && !state.joining.contains_key(&queue) && self.is_on(row, cores) {
             return Ok(());
         }
-        if !state.rows.contains_key(&queue) {
+        if state.rows.insert(queue, row).is_none() {
             // All buckets stay, until each knows of all its packets that are under way.
             (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
-            state.rows.insert(queue, row);
             self.put_in_force(queue, at, row);
             drop(state);
             std::thread::sleep(POLL);
@@ -311,6 +310,14 @@ impl Splits {
         }
     }
 
+    /// Ends the help for a queue without waiting, before it moves to another core. [`Splits::prepare`] prepares it again.
+    pub fn end_help_of(&self, queue: QueueId) {
+        let row = self.index.as_slice().get(index_of(queue)).map_or(0, |row| row.load(Acquire));
+        if let Some(row) = row.checked_sub(1) {
+            self.helped.store(row as usize, 0);
+        }
+    }
+
     fn prepare_one(
         &self,
         state: &mut SplitQueues,
@@ -321,7 +328,8 @@ impl Splits {
         if self.helper.is_none() || state.rows.contains_key(&queue) {
             return Ok(());
         }
-        let known = state.prepared.get(&queue).map(|it| (it.row, it.ended.is_none() && it.who == *who));
+        let is_same = |it: &Prepared| it.ended.is_none() && it.who == *who && self.helped.load(it.row) != 0;
+        let known = state.prepared.get(&queue).map(|it| (it.row, is_same(it)));
         if known.is_some_and(|(row, is_same)| is_same || self.steps_of(row) > 0) {
             return Ok(());
         }

@@ -243,6 +243,22 @@ fn a_queue_that_alone_is_too_much_stays_split() {
 }
 
 #[test]
+fn a_queue_that_alone_is_too_much_stays_shared_when_its_neighbour_leaves() {
+    let mut machine = Machine::new(4, &[0, 0]);
+    load(&mut machine, 0, 0.3);
+    load(&mut machine, 1, 0.1);
+    decide(&mut machine);
+    load(&mut machine, 0, 1.4);
+    (0..2).for_each(|index| spill(&mut machine, index, 1));
+    let id = machine.queues[0].id;
+    for _ in 0..20 {
+        let decision = decide(&mut machine);
+        assert!(decision.plan.split.contains_key(&id), "{:?}", lines(&decision));
+    }
+    assert_eq!(machine.plan.split.len(), 1);
+}
+
+#[test]
 fn whole_queues_are_spread_evenly_if_all_cores_are_overloaded() {
     let mut machine = surge(2, 0.45);
     (0..3).for_each(|_| drop(decide(&mut machine)));

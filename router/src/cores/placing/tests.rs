@@ -41,6 +41,7 @@ impl World {
         tree.write("proc/softirqs", " CPU0 CPU1 CPU2 CPU3\nNET_RX: 0 0 0 0\nBLOCK:\n");
         tree.device("eth0", 2, true);
         let groups = tree.path("groups");
+        tree.write("groups/cgroup.procs", "");
         tree.write(
             "proc/self/mountinfo",
             &format!("36 35 0:30 / {} rw - cgroup2 none rw\n", groups.display()),
