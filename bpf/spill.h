@@ -13,9 +13,9 @@ struct napi_struct {
 } OF_THE_KERNEL;
 
 /*
- * Takes the next step of a row, if it is due. polls: of watched instances; behind: as in struct backlog. If a poll of the
- * row's queue has just ended (is_polled), the packets of that poll have been sent, so its flows may move at once. Another
- * queue of the core may have moved there from elsewhere. Its flows move one poll later.
+ * Takes the next step of a row, if it is due. polls: of watched instances; behind: as in struct backlog.
+ * is_polled: a poll of the row's queue has just ended. The packets of that poll have been sent, so the queue's flows
+ * may move at once. Otherwise the queue may just have come from another core, so its flows move one poll later.
  */
 __noinline int take_step(__u32 row, __u64 polls, __u64 behind, __u32 is_polled)
 {

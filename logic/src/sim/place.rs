@@ -129,8 +129,8 @@ impl Run<'_> {
         applications.filter(|application| application.pinned && application.runs_on(core)).count() as u16
     }
 
-    /// Called after a full poll. Other cores help the queues of this core if it is as far behind as its most impatient queue
-    /// wants (falls_behind in bpf/polls.bpf.c).
+    /// Called after a full poll. Other cores help this core's queues once it is behind by the fewest full polls that
+    /// one of the queues waits for (falls_behind in bpf/polls.bpf.c).
     pub fn falls_behind(&mut self, id: usize) {
         let core = &self.cores[id];
         let homes: Vec<usize> = core.tasks.iter().copied().filter(|&task| self.tasks[task].is_home).collect();

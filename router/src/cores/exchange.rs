@@ -135,7 +135,7 @@ pub struct Exchange {
     /// Wakes the thread that places, which sleeps while nothing is polled; `None`: no descriptor was available, so news
     /// waits until it wakes up.
     pub waker: Option<Waker>,
-    /// The same for the thread that looks.
+    /// Wakes the thread that looks; `None`: no descriptor was available, so news waits until it wakes up.
     pub looker: Option<Waker>,
     found: Mutex<Option<Arc<CoresSnapshot>>>,
     published: Mutex<Published>,

@@ -163,9 +163,16 @@ impl<A: System + Clone> Looker<A> {
             conditions.extend(new);
             following
         });
-        around.find_workloads(&knobs.roots, now);
         around.find_kept(now);
+        around.find_workloads(&knobs.roots, now);
         conditions.extend(around.cpusets.condition());
+        if around.keeps_all(wanted.allowed.as_ref().map(|allowed| &allowed.0)) {
+            conditions.push(
+                "control groups keep all cores for themselves that may forward, so queues stay on these cores: leave \
+                 Millrace a core, or run it in one of these groups"
+                    .into(),
+            );
+        }
         let queues: Vec<FoundQueue> = ports.known().flat_map(|(.., known)| known.queues()).collect();
         let placed = queues.iter().filter(|_| wanted.policy != PlacementPolicy::Off);
         let controls = placed.map(|queue| queue.source.control);
@@ -207,7 +214,7 @@ impl<A: System + Clone> Looker<A> {
         self.around.cpusets.changes()
     }
 
-    /// Whether control groups may keep other cores for themselves.
+    /// Takes in the reported changes of control groups. Returns whether any of them concerns cores.
     pub fn have_groups_changed(&mut self) -> bool {
         self.around.cpusets.have_changed()
     }
@@ -217,9 +224,9 @@ impl<A: System + Clone> Looker<A> {
         self.splitter.apply(now, &self.around.machine)
     }
 
-    /// Prepares help as decided. Returns the failures, as sentences.
-    pub fn prepare(&self, now: Duration) -> Vec<String> {
-        self.splitter.prepare(now)
+    /// Prepares help as decided; `is_news`: just now. Returns the failures, as sentences.
+    pub fn prepare(&self, now: Duration, is_news: bool) -> Vec<String> {
+        self.splitter.prepare(now, is_news)
     }
 
     /// Gives applications the cores that a plan does not use.

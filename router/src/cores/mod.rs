@@ -8,7 +8,7 @@
 //! | [`irqs`] | interrupts: the queue of each, and the core where it fires |
 //! | [`threads`] | threads as /proc shows them: kernel threads by name, allowed cores |
 //! | [`workloads`] | other processes that are pinned to few cores (V2) |
-//! | `cpusets` | control groups that keep cores for themselves, or change |
+//! | `cpusets` | control groups that keep cores for themselves, and processes of groups that change |
 //! | [`affinity`] | reads and sets the allowed cores of threads |
 //! | [`load`] | turns growing counters into fractions of a control period |
 //! | [`traffic`] | packets and polls of a queue |

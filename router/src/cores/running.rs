@@ -37,6 +37,7 @@ use crate::{
 use anyhow::{Context, Result};
 use rustix::{
     event::{PollFd, PollFlags, poll},
+    io::Errno,
     thread::{ClockId, Timespec, clock_nanosleep_absolute},
 };
 use std::{
@@ -384,14 +385,16 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let (mut before, mut newcomers) = (None::<Arc<CoresSnapshot>>, Newcomers::default());
     let (mut looked, mut due, mut missed) = (Duration::ZERO, Duration::ZERO, false);
     let mut tidied = Duration::ZERO;
-    // Control groups have changed, and when this was last asked.
+    // Whether control groups have changed since the last look, and when a change last woke this thread.
     let (mut hurried, mut asked) = (false, Duration::ZERO);
+    // No earlier look follows because of them.
+    let mut rested = Duration::ZERO;
     // Earlier threads have logged the events that are there now.
     let mut logged = exchange.last_number();
     while !exchange.is_ending() {
         missed |= exchange.take_look_wanted();
         let now = monotonic();
-        if now >= due || missed && now >= looked + LEAST || hurried && now >= looked + HURRY {
+        if now >= due || missed && now >= looked + LEAST || hurried && now >= rested {
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
             exchange.tell(newcomers.follow(&found));
@@ -399,13 +402,16 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             exchange.found(found.clone());
             before = Some(found);
             (looked, due, missed, hurried) = (now, now + looker.every, false, false);
+            // A long look rests longer, so that nobody keeps this thread busy with changes.
+            let ended = monotonic();
+            rested = ended + HURRY.max(9 * ended.saturating_sub(now));
             handle.follow_conditions();
         }
         let News { moved, splits, spilled, help, awake, resizes, .. } = exchange.take_news();
         if let Some(help) = help {
             looker.splitter.help(help);
             // The next look reports failures.
-            looker.prepare(monotonic());
+            looker.prepare(monotonic(), true);
         }
         if looker.splitter.is_tidying() && now >= tidied + TIDY {
             looker.split(monotonic());
@@ -438,8 +444,8 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         }
         let next = if missed { looked + LEAST } else { due };
         let next = if looker.splitter.is_tidying() { next.min(tidied + TIDY) } else { next };
-        let next = if hurried { next.min(looked + HURRY) } else { next };
-        // Others may change groups all the time.
+        let next = if hurried { next.min(rested) } else { next };
+        // Programs may change groups all the time, so at most one change per `HURRY` wakes this thread.
         let asks = monotonic() >= asked + HURRY;
         let next = if asks { next } else { next.min(asked + HURRY) };
         if wait(exchange.looker.as_ref(), looker.group_changes().filter(|_| asks), next) {
@@ -452,12 +458,16 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
 /// Sleeps until the waker is used, `changes` is readable, or `until` is over. Returns whether `changes` is readable.
 fn wait(waker: Option<&Waker>, changes: Option<BorrowedFd<'_>>, until: Duration) -> bool {
     let longest = until.saturating_sub(monotonic());
+    // Without a waker, nobody ends the sleep.
+    let longest = if waker.is_some() { longest } else { longest.min(LEAST) };
     let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
     let fds = [waker.map(AsFd::as_fd), changes];
     let mut fds: Vec<PollFd<'_>> =
         fds.into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
     // A signal may end this early, which is harmless.
-    let _ = poll(&mut fds, Some(&longest));
+    if poll(&mut fds, Some(&longest)).is_err_and(|error| error != Errno::INTR) {
+        thread::sleep(LEAST);
+    }
     let is_changed = changes.is_some() && fds.last().is_some_and(|fd| fd.revents().contains(PollFlags::IN));
     waker.into_iter().for_each(Waker::clear);
     is_changed

@@ -100,8 +100,8 @@ impl Splitter {
         self.help = help;
     }
 
-    /// Prepares help in the tables that are in charge. Returns the failures, as sentences.
-    pub fn prepare(&self, now: Duration) -> Vec<String> {
+    /// Prepares help in the tables that are in charge; `is_news`: it was just decided. Returns the failures, as sentences.
+    pub fn prepare(&self, now: Duration, is_news: bool) -> Vec<String> {
         let Some(splits) = self.seat.get() else { return Vec::new() };
         // The next plan will not use offline cores.
         let is_online =
@@ -111,7 +111,7 @@ impl Splitter {
         let cores = help.values().flat_map(|who| who.help.cores.iter().chain([&who.home]));
         let ready = self.make_rules_ready(cores);
         // If one core cannot be made ready for flow rules, no core helps.
-        let prepared = splits.prepare(if ready.is_ok() { &help } else { &EMPTY }, now).and(ready);
+        let prepared = splits.prepare(if ready.is_ok() { &help } else { &EMPTY }, now, is_news).and(ready);
         prepared
             .err()
             .map(|error| format!("cores that fall behind may get no help: {error:#}"))
@@ -142,7 +142,7 @@ impl Splitter {
             .filter(|queue| !self.wanted.contains_key(queue))
             .for_each(|queue| splits.join(queue));
         splits.tidy(now);
-        conditions.extend(self.prepare(now));
+        conditions.extend(self.prepare(now, false));
         conditions
     }
 
@@ -151,7 +151,7 @@ impl Splitter {
         self.wanted.clear();
         self.help.clear();
         let Some(splits) = self.seat.get() else { return };
-        self.prepare(monotonic());
+        self.prepare(monotonic(), true);
         for _ in 0..JOINING {
             splits.adopt_spilled(None);
             splits.queues().into_iter().for_each(|queue| splits.join(queue));

@@ -11,7 +11,12 @@ use super::{
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::config::CoresSettings;
-use std::{collections::BTreeMap, fs, io, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    sync::Arc,
+    time::Duration,
+};
 
 /// How often irqbalance is searched for.
 const BALANCER: Duration = Duration::from_secs(60);
@@ -74,6 +79,12 @@ impl<A: Affinity> Surroundings<A> {
         if self.scanner.scan(roots, &online, now) || changed {
             self.merge();
         }
+    }
+
+    /// Whether control groups keep all cores that may forward; `allowed`: as configured.
+    pub fn keeps_all(&self, allowed: Option<&BTreeSet<CoreId>>) -> bool {
+        let online = self.machine.online();
+        allowed.unwrap_or(&online).iter().all(|core| self.kept.contains_key(core))
     }
 
     pub fn find_kept(&mut self, now: Duration) {

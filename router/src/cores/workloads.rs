@@ -112,11 +112,19 @@ impl<A: Affinity> Scanner<A> {
         changed
     }
 
-    /// Checks these processes now. Returns whether any workload is new, gone or changed.
+    /// Checks these processes now, as far as [`QUESTIONS`] allow. Returns whether any workload is new, gone or changed.
     pub fn look_at(&mut self, roots: &Roots, online: &BTreeSet<CoreId>, processes: Vec<u32>) -> bool {
         let online: CoreMask = online.iter().collect();
-        let look = |changed, process| self.look(roots, &online, process).changed | changed;
-        processes.into_iter().fold(false, look)
+        let (mut left, mut changed) = (QUESTIONS, false);
+        for process in processes {
+            if left == 0 {
+                break;
+            }
+            let look = self.look(roots, &online, process);
+            left = left.saturating_sub(look.asked);
+            changed |= look.changed;
+        }
+        changed
     }
 
     /// The workloads that were found so far. All processes of a container are one workload.

@@ -285,18 +285,18 @@ impl Splits {
     }
 
     /// Prepares help for these queues, and for no others, at most [`PREPARED`]. Queues that are split or spilled are left as
-    /// they are.
+    /// they are. `is_news`: this was just decided. Otherwise help that [`Splits::end_help_of`] ended stays ended.
     ///
     /// # Errors
     /// A core cannot be made ready. Some queues have no help then.
-    pub fn prepare(&self, wanted: &BTreeMap<QueueId, Helped>, now: Duration) -> Result<()> {
+    pub fn prepare(&self, wanted: &BTreeMap<QueueId, Helped>, now: Duration, is_news: bool) -> Result<()> {
         let mut state = self.state();
         let gone: Vec<QueueId> =
             state.prepared.keys().filter(|queue| !wanted.contains_key(queue)).copied().collect();
         gone.into_iter().for_each(|queue| self.disarm(&mut state, queue, now));
         let mut done = Ok(());
         for (&queue, who) in wanted {
-            done = done.and(self.prepare_one(&mut state, queue, who, now));
+            done = done.and(self.prepare_one(&mut state, queue, who, now, is_news));
         }
         self.set_help_after(&state);
         done
@@ -310,7 +310,8 @@ impl Splits {
         }
     }
 
-    /// Ends the help for a queue without waiting, before it moves to another core. [`Splits::prepare`] prepares it again.
+    /// Ends the help for a queue without waiting, before the queue moves to another core. [`Splits::prepare`] prepares
+    /// new help.
     pub fn end_help_of(&self, queue: QueueId) {
         let row = self.index.as_slice().get(index_of(queue)).map_or(0, |row| row.load(Acquire));
         if let Some(row) = row.checked_sub(1) {
@@ -324,11 +325,13 @@ impl Splits {
         queue: QueueId,
         who: &Helped,
         now: Duration,
+        is_news: bool,
     ) -> Result<()> {
         if self.helper.is_none() || state.rows.contains_key(&queue) {
             return Ok(());
         }
-        let is_same = |it: &Prepared| it.ended.is_none() && it.who == *who && self.helped.load(it.row) != 0;
+        let is_over = |it: &Prepared| is_news && self.helped.load(it.row) == 0;
+        let is_same = |it: &Prepared| it.ended.is_none() && it.who == *who && !is_over(it);
         let known = state.prepared.get(&queue).map(|it| (it.row, is_same(it)));
         if known.is_some_and(|(row, is_same)| is_same || self.steps_of(row) > 0) {
             return Ok(());
@@ -483,9 +486,9 @@ impl Splits {
         }
         for (&queue, it) in theirs.prepared.iter().filter(|(queue, _)| is_here(queue)) {
             match before.steps_of(it.row) {
-                0 if it.ended.is_some() => {}
+                0 if it.ended.is_some() || before.helped.load(it.row) == 0 => {}
                 // The next look prepares it again, and reports failures.
-                0 => _ = self.prepare_one(&mut state, queue, &it.who, monotonic()),
+                0 => _ = self.prepare_one(&mut state, queue, &it.who, monotonic(), true),
                 steps => {
                     let copied = self.copy(&mut state, queue, (before, it.row), &theirs.made);
                     done = done.and(copied.map(|row| {

@@ -11,18 +11,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A control group that keeps a core for itself until it is dropped.
+/// A control group that is removed when this is dropped.
 struct Group {
     directory: PathBuf,
-    /// The hierarchy had no cpusets before.
+    /// The file that enabled cpusets for this test; `None`: they were enabled before.
     enabled: Option<PathBuf>,
 }
 
 impl Group {
     /// A group with all cores; `None`: this machine has no cpusets at their usual place.
-    fn new() -> Option<Group> {
+    fn new(bed: &Bed) -> Option<Group> {
         let (v1, v2) = (Path::new("/sys/fs/cgroup/cpuset"), Path::new("/sys/fs/cgroup"));
-        let name = format!("millrace-test-{}", std::process::id());
+        let name = format!("millrace-test-{}", bed.name);
         if v1.join("cpuset.cpus").exists() {
             let group = Group { directory: v1.join(name), enabled: None };
             fs::create_dir(&group.directory).unwrap();
@@ -74,9 +74,13 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        fs::remove_dir(&self.directory).unwrap();
+        // The group is busy until its processes are gone completely.
+        let start = Instant::now();
+        while fs::remove_dir(&self.directory).is_err() && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(1));
+        }
         if let Some(control) = &self.enabled {
-            fs::write(control, "-cpuset").unwrap();
+            let _ = fs::write(control, "-cpuset");
         }
     }
 }
@@ -119,13 +123,13 @@ fn assert_events(bed: &Bed, expected: &[String]) {
     }
 }
 
-/// Also without traffic: queues leave at once, and not when they are next polled.
+/// Queues leave at once even without traffic. They do not wait until they are next polled.
 #[test]
 #[ignore = "needs root"]
 fn queues_leave_a_core_that_a_control_group_keeps_for_itself() {
     in_new_namespace(|| {
         let (bed, core) = packed("k");
-        let Some(group) = Group::new() else {
+        let Some(group) = Group::new(&bed) else {
             eprintln!("this machine has no cpusets, so nothing was tested");
             return;
         };
@@ -153,13 +157,13 @@ fn queues_leave_a_core_that_a_control_group_keeps_for_itself() {
     });
 }
 
-/// A process in it, as in a container, and no other sign of it.
+/// The group holds one process, as a container does. Nothing else shows that it is a container.
 #[test]
 #[ignore = "needs root"]
 fn queues_leave_a_core_that_a_container_gets() {
     in_new_namespace(|| {
         let (bed, core) = packed("c");
-        let Some(group) = Group::new() else {
+        let Some(group) = Group::new(&bed) else {
             eprintln!("this machine has no cpusets, so nothing was tested");
             return;
         };

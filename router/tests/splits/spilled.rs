@@ -117,7 +117,7 @@ fn a_core_that_falls_behind_shares_its_queue_and_flows_keep_their_order() {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
         for turn in 0..20 {
-            splits.prepare(&helped(here, &[other], napi, 1), monotonic()).unwrap();
+            splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
             let before = splits.handed(other).packets;
             ends.gather(60);
             assert_eq!(
@@ -150,20 +150,20 @@ fn help_comes_after_the_set_number_of_full_polls_and_not_once_it_is_ended() {
     in_new_namespace(|| {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
-        splits.prepare(&helped(here, &[other], napi, 3), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other], napi, 3), monotonic(), true).unwrap();
         // Two full polls, and one that is not, again and again.
         (0..5).for_each(|_| ends.gather(140));
         assert_eq!(splits.spilled().unwrap(), BTreeMap::new());
         ends.gather(200);
         assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other])].into());
         join(splits);
-        splits.prepare(&helped(here, &[other], napi, 1), monotonic()).unwrap();
-        splits.prepare(&BTreeMap::new(), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
+        splits.prepare(&BTreeMap::new(), monotonic(), true).unwrap();
         ends.gather(200);
         assert_eq!(splits.spilled().unwrap(), BTreeMap::new());
         // The row is free again later, and can be prepared again.
         splits.tidy(monotonic() + Duration::from_secs(1));
-        splits.prepare(&helped(here, &[other], napi, 1), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         ends.gather(200);
         assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other])].into());
     });
@@ -176,7 +176,7 @@ fn more_cores_help_while_the_core_is_behind() {
     in_new_namespace(|| {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
-        splits.prepare(&helped(here, &[other; 3], napi, 1), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other; 3], napi, 1), monotonic(), true).unwrap();
         for helpers in 1..=3 {
             // One full poll, and one that is not.
             ends.gather(100);
@@ -191,7 +191,7 @@ fn more_cores_help_while_the_core_is_behind() {
         join(splits);
         assert_eq!(handed(), 0);
         // Two full polls before the first step. The third one is too soon for the next step.
-        splits.prepare(&helped(here, &[other; 3], napi, 2), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other; 3], napi, 2), monotonic(), true).unwrap();
         for (packets, helpers) in [(100, 0), (200, 1), (80, 1), (150, 2), (100, 2), (200, 3)] {
             ends.gather(packets);
             let cores = splits.spilled().unwrap().remove(&QUEUE).map_or(0, |cores| cores.len());
@@ -206,7 +206,7 @@ fn a_queue_stays_spilled_when_its_port_is_set_again_and_another_queue_is_whole_a
     in_new_namespace(|| {
         let Some((world, here, other, napi, mut ends)) = busy_world(2) else { return };
         let splits = world.plane.splits();
-        splits.prepare(&helped(here, &[other; 3], napi, 1), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other; 3], napi, 1), monotonic(), true).unwrap();
         (0..3).for_each(|_| ends.gather(100));
         let mut all_are_handed = || {
             let before = splits.handed(other).packets;
@@ -231,7 +231,7 @@ fn queues_that_nobody_watches_get_no_help() {
     in_new_namespace(|| {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
-        splits.prepare(&helped(here, &[other], napi, 1), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         watch_polls(&BTreeSet::new());
         ends.gather(200);
         assert_eq!(splits.spilled().unwrap(), BTreeMap::new());
@@ -249,7 +249,7 @@ fn larger_tables_take_over_help() {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
         let spilled: BTreeMap<_, _> = [(QUEUE, vec![other])].into();
-        splits.prepare(&helped(here, &[other], napi, 1), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         let (next, _tables) = loaded();
         next.splits().take_over(splits).unwrap();
         ends.gather(200);
@@ -263,7 +263,7 @@ fn larger_tables_take_over_help() {
         assert_eq!(splits.spilled().unwrap(), spilled);
         join(splits);
 
-        splits.prepare(&helped(here, &[other], napi, 1), monotonic()).unwrap();
+        splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         let (next, _tables) = loaded();
         next.splits().take_over(splits).unwrap();
         world.link.replace(next.program()).unwrap();

@@ -35,7 +35,7 @@ impl<A: Scheduling> Placing<A> {
     pub(super) fn go_to(&self, core: CoreId, queues: &[QueueId]) -> Vec<Moved> {
         let go = |id: &QueueId| {
             let control = self.measured.queues.get(id)?.source.control;
-            // Its old core shares it no more. The other thread prepares help for its new core.
+            // The old core must add no more helpers. The other thread prepares help for the new core.
             self.seat.try_get().inspect(|splits| splits.end_help_of(*id));
             Some((*id, core, apply::move_queue(&self.roots, &self.affinity, control, core)))
         };

@@ -143,6 +143,7 @@ fn queues_leave_a_core_that_a_control_group_keeps_and_may_use_it_again_later() {
     let mut world = World::new("allowed = \"0-1\"");
     let light = [(70, 2, 0), (71, 1, 0)];
     let keeps = |world: &World, partition: &str| {
+        world.tree.write("groups/pods/cpuset.cpus", "1\n");
         world.tree.write("groups/pods/cpuset.cpus.effective", "1\n");
         world.tree.write("groups/pods/cpuset.cpus.partition", &format!("{partition}\n"));
     };
