@@ -137,7 +137,12 @@ impl Cpusets {
             } else if new.len() >= MOST_CHANGED || self.changed.len() >= MOST_CHANGED {
                 self.is_stale = true;
             } else if what.contains(ReadFlags::CREATE | ReadFlags::ISDIR) {
+                // Whoever made it may have set its cores, and moved processes there, before it is watched.
                 new.insert(group.join(name));
+                self.changed.insert(group.join(name));
+                changed = true;
+            } else if name == "cgroup.procs" {
+                self.changed.insert(group.clone());
             } else if is_cpuset || name == "cgroup.subtree_control" {
                 new.insert(group.clone());
                 self.changed.insert(group.clone());
@@ -377,7 +382,7 @@ mod tests {
         cpusets.look(SECOND);
         assert!(!cpusets.have_changed(), "nothing has changed");
         tree.write("v2/pods/a/cgroup.procs", "1\n");
-        assert!(!cpusets.have_changed(), "another file");
+        assert!(!cpusets.have_changed(), "this waits for the next look");
         tree.write("v2/pods/a/cpuset.cpus.partition", "member\n");
         assert!(cpusets.have_changed());
         assert_eq!(kept(&cpusets.look(SECOND)), []);
@@ -408,6 +413,9 @@ mod tests {
         assert!(cpusets.have_changed());
         assert_eq!(cpusets.take_processes(), [31, 32, 33]);
         assert_eq!(cpusets.take_processes(), [0; 0]);
+        tree.write("v2/pods/b/cgroup.procs", "35\n");
+        assert!(cpusets.have_changed());
+        assert_eq!(cpusets.take_processes(), [35], "a new group");
         // A long list is cut.
         let many: String = (0..1000).map(|process| format!("{process}\n")).collect();
         tree.write("v2/pods/cgroup.procs", &many);

@@ -39,6 +39,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
     thread::{ClockId, Timespec, clock_nanosleep_absolute},
+    time::clock_gettime,
 };
 use std::{
     ffi::CString,
@@ -395,6 +396,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         missed |= exchange.take_look_wanted();
         let now = monotonic();
         if now >= due || missed && now >= looked + LEAST || hurried && now >= rested {
+            let spent = cpu_time();
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
             exchange.tell(newcomers.follow(&found));
@@ -403,8 +405,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             before = Some(found);
             (looked, due, missed, hurried) = (now, now + looker.every, false, false);
             // A long look rests longer, so that nobody keeps this thread busy with changes.
-            let ended = monotonic();
-            rested = ended + HURRY.max(9 * ended.saturating_sub(now));
+            rested = monotonic() + HURRY.max(9 * cpu_time().saturating_sub(spent));
             handle.follow_conditions();
         }
         let News { moved, splits, spilled, help, awake, resizes, .. } = exchange.take_news();
@@ -453,6 +454,12 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             hurried |= looker.have_groups_changed();
         }
     }
+}
+
+/// The CPU time of this thread.
+fn cpu_time() -> Duration {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(tv_sec as u64, tv_nsec as u32)
 }
 
 /// Sleeps until the waker is used, `changes` is readable, or `until` is over. Returns whether `changes` is readable.
