@@ -1,4 +1,4 @@
-//! A placement that knows the number of packets in the next control period. It places all queues anew for each period.
+//! This placement knows how many packets come in the next control period. It places all queues again in each period.
 //!
 //! It does not know bursts within a period, the cost of waking up and of handing on, or packets that still wait. So it is
 //! a yardstick for the allocator, and not a bound.

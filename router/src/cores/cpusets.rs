@@ -175,7 +175,8 @@ impl Cpusets {
         groups.flat_map(cores).collect()
     }
 
-    /// Reads all groups, and watches them anew: the kernel does not report that a control group is gone.
+    /// Reads all groups and watches them again. Old watches end here, because the kernel does not end the watch of a
+    /// control group that was removed.
     fn walk(&mut self, now: Duration) {
         self.inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
         (self.walked, self.is_stale, self.is_partial) = (Some(now), false, self.inotify.is_none());

@@ -163,16 +163,9 @@ impl<A: System + Clone> Looker<A> {
             conditions.extend(new);
             following
         });
-        around.find_kept(now);
-        around.find_workloads(&knobs.roots, now);
+        conditions.extend(around.find_kept(now, wanted.allowed.as_ref().map(|allowed| &allowed.0)));
         conditions.extend(around.cpusets.condition());
-        if around.keeps_all(wanted.allowed.as_ref().map(|allowed| &allowed.0)) {
-            conditions.push(
-                "control groups keep all cores for themselves that may forward, so queues stay on these cores: leave \
-                 Millrace a core, or run it in one of these groups"
-                    .into(),
-            );
-        }
+        around.find_workloads(&knobs.roots, now);
         let queues: Vec<FoundQueue> = ports.known().flat_map(|(.., known)| known.queues()).collect();
         let placed = queues.iter().filter(|_| wanted.policy != PlacementPolicy::Off);
         let controls = placed.map(|queue| queue.source.control);
@@ -224,9 +217,9 @@ impl<A: System + Clone> Looker<A> {
         self.splitter.apply(now, &self.around.machine)
     }
 
-    /// Prepares help as decided; `is_news`: just now. Returns the failures, as sentences.
-    pub fn prepare(&self, now: Duration, is_news: bool) -> Vec<String> {
-        self.splitter.prepare(now, is_news)
+    /// Prepares help that was just decided. Returns the failures, as sentences.
+    pub fn prepare(&self, now: Duration) -> Vec<String> {
+        self.splitter.prepare(now, true)
     }
 
     /// Gives applications the cores that a plan does not use.

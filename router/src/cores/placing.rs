@@ -256,7 +256,7 @@ impl<A: Scheduling> Placing<A> {
         })
     }
 
-    /// The cores that may forward now; `None`: all of them. If control groups keep all of them, the configuration counts.
+    /// The cores that may forward now; `None`: all of them.
     fn allowed(&self, found: &CoresSnapshot) -> Option<BTreeSet<CoreId>> {
         let allowed = &self.deciding.allowed;
         if found.kept.is_empty() {
@@ -264,7 +264,7 @@ impl<A: Scheduling> Placing<A> {
         }
         let mut cores = allowed.clone().unwrap_or_else(|| found.machine.online());
         cores.retain(|core| !found.kept.contains_key(core));
-        if cores.is_empty() { allowed.clone() } else { Some(cores) }
+        Some(cores)
     }
 
     /// Replaces a measurement after a sleep. Nothing was polled until now, so nothing needs to be read.

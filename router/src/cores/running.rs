@@ -412,7 +412,7 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         if let Some(help) = help {
             looker.splitter.help(help);
             // The next look reports failures.
-            looker.prepare(monotonic(), true);
+            looker.prepare(monotonic());
         }
         if looker.splitter.is_tidying() && now >= tidied + TIDY {
             looker.split(monotonic());

@@ -81,17 +81,22 @@ impl<A: Affinity> Surroundings<A> {
         }
     }
 
-    /// Whether control groups keep all cores that may forward; `allowed`: as configured.
-    pub fn keeps_all(&self, allowed: Option<&BTreeSet<CoreId>>) -> bool {
-        let online = self.machine.online();
-        allowed.unwrap_or(&online).iter().all(|core| self.kept.contains_key(core))
-    }
-
-    pub fn find_kept(&mut self, now: Duration) {
-        let kept = self.cpusets.look(now);
+    /// Finds the cores that control groups keep; `allowed`: as configured. If no other core may forward, none counts as
+    /// kept. Returns this problem, as a sentence.
+    pub fn find_kept(&mut self, now: Duration, allowed: Option<&BTreeSet<CoreId>>) -> Option<String> {
+        let (mut kept, online) = (self.cpusets.look(now), self.machine.online());
+        let has_other = allowed.unwrap_or(&online).iter().any(|core| !kept.contains_key(core));
+        if !has_other {
+            kept.clear();
+        }
         if kept != *self.kept {
             self.kept = Arc::new(kept);
         }
+        (!has_other).then(|| {
+            "control groups keep all cores for themselves that may forward, so queues stay on these cores: leave Millrace \
+             a core, or run it in one of these groups"
+                .into()
+        })
     }
 
     fn merge(&mut self) {

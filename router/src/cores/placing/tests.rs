@@ -154,6 +154,16 @@ fn queues_leave_a_core_that_a_control_group_keeps_and_may_use_it_again_later() {
     // It stays away, although the other core is full.
     let full = world.periods(101, &[(70, 5, 4), (71, 5, 4)]);
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![0]), "{full}");
+    // If no other core may forward, none counts as kept.
+    world.tree.write("groups/pods/cpuset.cpus.effective", "0-1\n");
+    let told = world.periods(101, &[(70, 5, 4), (71, 5, 4)]);
+    assert_ne!(world.cores(70), world.cores(71), "{told}");
+    let kept_all =
+        |world: &World| world.conditions().iter().any(|it| it.starts_with("control groups keep all cores"));
+    assert!(kept_all(&world));
+    keeps(&world, "isolated");
+    world.periods(101, &[(70, 2, 0), (71, 1, 0)]);
+    assert_eq!((world.cores(70), world.cores(71), kept_all(&world)), (vec![0], vec![0], false));
     keeps(&world, "member");
     let told = world.periods(101, &[(70, 5, 4), (71, 5, 4)]);
     assert_ne!(world.cores(70), world.cores(71), "{told}");
