@@ -7,7 +7,7 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::Threads;
+use super::{Threads, read_of_thread};
 
 /// Counters of the router's threads and cores at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Rates {
 }
 
 impl Activity {
-    /// Reads the counters of these threads, and of these cores.
+    /// Reads the counters of these threads, and of these cores. Threads that have ended count 0.
     pub fn now(threads: &Threads, cores: &[usize]) -> Result<Self> {
         let mut all = Self::default();
         let (softirq_table, interrupt_table) = (read("/proc/softirqs")?, read("/proc/interrupts")?);
@@ -43,7 +43,8 @@ impl Activity {
         }
         for id in &threads.0 {
             let path = format!("/proc/{id}/status");
-            let (voluntary, forced) = switches(&read(&path)?).with_context(|| path.clone())?;
+            let Some(status) = read_of_thread(&path)? else { continue };
+            let (voluntary, forced) = switches(&status).with_context(|| path.clone())?;
             all.wakeups += voluntary;
             all.context_switches += voluntary + forced;
         }
@@ -134,6 +135,12 @@ MIS:          0
             "Name:\tnapi/eth1-8193\nvoluntary_ctxt_switches:\t113\nnonvoluntary_ctxt_switches:\t25\n";
         assert_eq!(switches(status), Some((113, 25)));
         assert_eq!(switches("Name:\tgone\n"), None);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_counts_0() {
+        // No kernel gives this id: the largest is 4194304 (proc(5), pid_max).
+        assert_eq!(Activity::now(&Threads(vec![i32::MAX]), &[]).unwrap(), Activity::default());
     }
 
     #[test]

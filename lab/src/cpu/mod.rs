@@ -54,18 +54,23 @@ pub fn stolen_ns(times: &[Time]) -> u64 {
 
 fn time(thread_id: i32) -> Result<Time> {
     let path = format!("/proc/{thread_id}/schedstat");
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        // Threads of CPU maps are those of the whole machine, and end with their map.
-        Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {
-            return Ok(Time::default());
-        }
-        Err(error) => return Err(error).context(path),
-    };
+    let Some(text) = read_of_thread(&path)? else { return Ok(Time::default()) };
     let mut fields = text.split_whitespace().map(str::parse);
     match (fields.next(), fields.next()) {
         (Some(Ok(busy_ns)), Some(Ok(waited_ns))) => Ok(Time { busy_ns, waited_ns }),
         _ => bail!("{path} does not begin with two numbers: {text}"),
+    }
+}
+
+/// Reads a file of a thread. None if the thread has ended: threads of CPU maps are those of the whole machine, and end
+/// with their map.
+fn read_of_thread(path: &str) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {
+            Ok(None)
+        }
+        Err(error) => Err(error).with_context(|| path.to_owned()),
     }
 }
 

@@ -108,9 +108,32 @@ impl<R: Fn(Duration) -> f64> Pace<R> {
     }
 }
 
+/// How many packets a core that shares a queue gets in each turn, at least.
+pub const HANDED: u64 = 20;
+
+/// Waits until the cores that share a queue, other than its home, got [`HANDED`] packets each. So a busy machine
+/// cannot skip a turn.
+pub fn until_handed(handed: impl Fn(CoreId) -> u64, home: CoreId, cores: &[CoreId]) {
+    let start = Instant::now();
+    for &core in cores.iter().filter(|&&core| core != home) {
+        let before = handed(core);
+        while handed(core) < before + HANDED {
+            assert!(start.elapsed() < PATIENCE, "core {core} got no packets of the queue");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// Changes `turns` times which cores share a queue that the first one polls: both, one of them, or none (the
-/// queue is whole).
-pub fn split_and_join(splits: &Splits, queue: QueueId, [here, other]: [CoreId; 2], turns: usize) {
+/// queue is whole). In three of five turns, the second core gets packets. `handed`
+/// returns how many a core got so far.
+pub fn split_and_join(
+    splits: &Splits,
+    queue: QueueId,
+    [here, other]: [CoreId; 2],
+    turns: usize,
+    handed: impl Fn(CoreId) -> u64,
+) {
     let both = [here, other];
     let shares: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
     for cores in shares.into_iter().cycle().take(turns) {
@@ -118,6 +141,7 @@ pub fn split_and_join(splits: &Splits, queue: QueueId, [here, other]: [CoreId; 2
             [] => splits.join(queue),
             cores => splits.share(queue, here, cores).unwrap(),
         }
+        until_handed(&handed, here, cores);
         thread::sleep(Duration::from_millis(15));
         splits.tidy(monotonic());
     }

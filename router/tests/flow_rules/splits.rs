@@ -119,7 +119,7 @@ fn a_queue_that_is_split_and_joined_obeys_rules_in_order() {
                 *expected.last_chunk_mut().unwrap() = number.to_be_bytes();
                 wrong += u64::from(bytes != expected);
             },
-            || split_and_join(splits, QUEUE, [here, other], TURNS),
+            || split_and_join(splits, QUEUE, [here, other], TURNS, |core| w.memory.handed()[&core].packets),
         );
         let why = [Reason::SplitLeaves, Reason::RuleSlow].map(|reason| w.charged(reason));
         assert_eq!(

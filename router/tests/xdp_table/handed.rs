@@ -5,7 +5,7 @@ use super::{
     common::{
         frame::Frame,
         hogged, in_new_namespace,
-        order::{send_while, split_and_join},
+        order::{HANDED, send_while, split_and_join},
         run,
         wire::Wire,
     },
@@ -321,12 +321,19 @@ fn packets_behind_a_masquerade_stay_in_order_while_their_queue_is_split_and_join
                     let left = numbered(way, &of(number).ways[way].leaves, number);
                     wrong += u32::from(bytes != left.routed(FRIEND, MACS[1 - way], &[]));
                 },
-                || split_and_join(splits, queue, [lines.here, lines.other], TURNS),
+                || {
+                    split_and_join(splits, queue, [lines.here, lines.other], TURNS, |core| {
+                        splits.handed(core).packets
+                    })
+                },
             );
             let handed = lines.handed() - before;
             eprintln!("direction {way}: {came:?}, {handed} handed over");
             assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "direction {way}");
-            assert!(handed > came.sent / 10, "direction {way}: {handed} of {came:?} handed over");
+            assert!(
+                handed >= TURNS as u64 * 3 / 5 * HANDED,
+                "direction {way}: {handed} of {came:?} handed over"
+            );
             let counted = flows.iter().map(|(_, id)| lines.router.bed.table.counts(*id)[way].0);
             assert_eq!(counted.sum::<u64>(), came.sent, "direction {way}: packets counted");
         }
