@@ -127,6 +127,7 @@ def main():
     word = "ok" if failed == 0 and passed > 0 else "FAILED"
     result = f"test result: {word}. {passed} passed; {failed} failed; 0 ignored; 0 measured; finished in {time.monotonic() - begun:.2f}s"
     print(result)
+    os.makedirs("target", exist_ok=True)
     with open("target/test-root.result", "w", encoding="ascii") as file:
         print(result, file=file)
     sys.exit(word != "ok")

@@ -73,6 +73,7 @@ struct captured {
 struct settings {
 	__u32 watch;			/* WATCH_... */
 	__u32 flow_count;		/* of all streams */
+	__u32 mark;			/* not 0: the time of the first packet since it changed is noted, if anything is watched */
 	__u32 first_flow[MAX_STREAMS];	/* row of each stream's first flow in `flows` */
 };
 
@@ -90,6 +91,19 @@ struct {
 	__type(key, __u32);
 	__type(value, struct arrived);
 } arrived_by_stream SEC(".maps");
+
+struct first_seen {
+	__u32 mark;		/* settings.mark then */
+	__u32 pad;
+	__u64 ns;		/* CLOCK_MONOTONIC */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct first_seen);
+} first_seen SEC(".maps");
 
 /* By next hop: the last byte of the destination MAC. */
 struct {
@@ -140,6 +154,17 @@ static __always_inline void count(void *map, __u32 row, __u64 bytes)
 		return;
 	a->packets++;
 	a->bytes += bytes;
+}
+
+static __always_inline void note_first(__u32 mark)
+{
+	__u32 zero = 0;
+	struct first_seen *first = bpf_map_lookup_elem(&first_seen, &zero);
+
+	if (!first || first->mark == mark)
+		return;
+	first->ns = bpf_ktime_get_ns();
+	first->mark = mark;
 }
 
 static __always_inline void watch_next_hop(const struct ethhdr *eth)
@@ -246,6 +271,8 @@ static __always_inline void watch(struct xdp_md *ctx, const struct settings *s, 
 {
 	struct stamp stamp;
 
+	if (s->mark)
+		note_first(s->mark);
 	if (s->watch & WATCH_NEXT_HOPS)
 		watch_next_hop(p->eth);
 	if (s->watch & WATCH_INTERRUPTION)

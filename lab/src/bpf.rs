@@ -95,6 +95,8 @@ unsafe impl Value for generator::types::generated {}
 unsafe impl Value for sink::types::arrived {}
 // SAFETY: u64, then two u32s.
 unsafe impl Value for sink::types::arrived_in_all {}
+// SAFETY: two u32s, then u64.
+unsafe impl Value for sink::types::first_seen {}
 // SAFETY: three u64s, then two u32s.
 unsafe impl Value for sink::types::watched {}
 // SAFETY: two u64s, then two u32s.
@@ -107,7 +109,7 @@ unsafe impl Value for sink::types::latency {}
 unsafe impl Value for redirects::types::place {}
 // SAFETY: three u64s.
 unsafe impl Value for replay::types::counted {}
-// SAFETY: ten u32s.
+// SAFETY: eleven u32s.
 unsafe impl Value for sink::types::settings {}
 
 /// Entries that one call reads from a map.

@@ -150,6 +150,21 @@ impl Sink {
         Ok(rows.iter().map(|row| row.packets).collect())
     }
 
+    /// From now on, notes when each core receives its first packet ([`Sink::first_by_core`]). Something must be watched.
+    pub fn mark(&self) -> Result<()> {
+        let settings = self.settings.get();
+        ensure!(settings.watch != 0, "the sink watches nothing, so it cannot note first packets");
+        self.set(skeleton::types::settings { mark: settings.mark.wrapping_add(1).max(1), ..settings })
+    }
+
+    /// When each core received its first packet since the last [`Sink::mark`], in nanoseconds of CLOCK_MONOTONIC; `None`
+    /// for a core without packets. For the meaning of the core, see [`Sink::arrived_by_core`].
+    pub fn first_by_core(&self) -> Result<Vec<Option<u64>>> {
+        let mark = self.settings.get().mark;
+        let rows: Vec<skeleton::types::first_seen> = bpf::read_per_cpu(&self.skeleton.maps.first_seen, 0)?;
+        Ok(rows.iter().map(|row| (row.mark == mark).then_some(row.ns)).collect())
+    }
+
     /// The counter behind [`Sink::arrived_in_all`], one row per CPU, for the generator.
     pub fn arrived_map(&self) -> Result<MapHandle> {
         Ok(MapHandle::try_from(&self.skeleton.maps.arrived_in_all)?)
@@ -321,5 +336,31 @@ mod tests {
         assert_eq!(watched.packets, 2 * u64::from(PACKETS));
         let all_ns = crate::sys::monotonic_ns() - started;
         assert!((1..all_ns).contains(&sink.longest_interruption_ns().unwrap()), "{all_ns}");
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn the_first_packet_of_each_core_since_the_mark_is_noted() {
+        let sink = Sink::attach(&[], 1).unwrap();
+        let workload = Workload::benchmark(Family::V4, 1, 0..=0);
+        let frame = workload.targets[0].frame(workload.frame_bytes, Stamp::default());
+        let send = |core: usize| {
+            crate::sys::set_affinity(0, &[core]).unwrap();
+            bpf::run_live(sink.skeleton.progs.millrace_sink.as_fd(), &frame, 10, 1).unwrap();
+        };
+        sink.mark().unwrap_err();
+        sink.watch(Watch { order: true, ..Watch::NOTHING }).unwrap();
+        send(0);
+        for core in [1, 0] {
+            sink.mark().unwrap();
+            assert!(sink.first_by_core().unwrap().iter().all(Option::is_none));
+            let marked = crate::sys::monotonic_ns();
+            send(core);
+            let sent = crate::sys::monotonic_ns();
+            send(core);
+            let first = sink.first_by_core().unwrap();
+            assert!((marked..=sent).contains(&first[core].unwrap()), "{first:?}, not {marked}..={sent}");
+            assert_eq!(first[1 - core], None);
+        }
     }
 }

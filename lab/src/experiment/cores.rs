@@ -7,6 +7,7 @@
 //! | [`bed`] | the daemon, the generator that leaves it a core, the rate that a core carries |
 //! | [`watch`] | traffic whose rate changes, and what is seen over time |
 //! | [`parts`] | steps, ramps, wobbles, a flash crowd |
+//! | [`spill`] | sudden steps, and how soon another core carries a part |
 //! | [`drain`] | a queue that is moved to and fro, with a slow receiver behind two transmit queues |
 //! | [`cost`] | CPU time of a packet by load |
 //! | [`keys`] | the keys at the top of the document |
@@ -16,6 +17,7 @@ mod cost;
 mod drain;
 mod keys;
 mod parts;
+mod spill;
 mod watch;
 
 use std::{path::PathBuf, time::Duration};
@@ -66,6 +68,9 @@ enum Part {
     /// A queue that alone is too much for a core: whole, and shared by flow (`[experimental] split`). Only on request: with
     /// two cores the generator lacks time for it, so trials are repeated
     Split,
+    /// A hundred sudden steps of 20 ms to more than a core carries, with and without sharing: how soon another core shares
+    /// the queue, and how many packets are lost. Only on request, like `split`
+    Spill,
     /// A queue moved to and fro a hundred times, while packets leave by two slow transmit queues: with moves that wait
     /// until earlier packets have left, and with moves that do not
     Drain,
@@ -74,7 +79,11 @@ enum Part {
 impl Part {
     /// The default parts.
     fn usual() -> Vec<Part> {
-        Part::value_variants().iter().copied().filter(|part| *part != Part::Split).collect()
+        Part::value_variants()
+            .iter()
+            .copied()
+            .filter(|part| ![Part::Split, Part::Spill].contains(part))
+            .collect()
     }
 }
 
@@ -102,7 +111,16 @@ fn measure(options: &CoresOptions, found: &mut CoresResults, progress: &mut Prog
     found.lines.extend(keys::figures());
     let wants = |part: Part| options.only.contains(&part);
     let repeats = usize::from(options.repeat);
-    let of_bed = [Part::Idle, Part::Step, Part::Ramp, Part::Wobble, Part::Crowd, Part::Order, Part::Split];
+    let of_bed = [
+        Part::Idle,
+        Part::Step,
+        Part::Ramp,
+        Part::Wobble,
+        Part::Crowd,
+        Part::Order,
+        Part::Split,
+        Part::Spill,
+    ];
     let later = of_bed.into_iter().chain([Part::Drain]).filter(|part| wants(*part));
     let later: usize = later.map(|part| steps(part, repeats)).sum();
     if wants(Part::Cost) {
@@ -114,7 +132,8 @@ fn measure(options: &CoresOptions, found: &mut CoresResults, progress: &mut Prog
     if of_bed.into_iter().any(|part| wants(part) && part != Part::Idle) {
         calibrate(found)?;
     }
-    if of_bed.into_iter().any(|part| wants(part) && ![Part::Order, Part::Split].contains(&part)) {
+    if of_bed.into_iter().any(|part| wants(part) && ![Part::Order, Part::Split, Part::Spill].contains(&part))
+    {
         placed(options, found, progress)?;
     }
     if wants(Part::Order) {
@@ -127,6 +146,15 @@ fn measure(options: &CoresOptions, found: &mut CoresResults, progress: &mut Prog
                 let mut bed = Bed::start(1, &format!("[experimental]\nsplit = {split}"))?;
                 bed.be_hot()?;
                 parts(&mut bed, found, progress)?.hot(part, repeat)?;
+            }
+        }
+    }
+    if wants(Part::Spill) {
+        for repeat in 0..repeats {
+            for (part, split) in [(keys::NOT_SPILLED, false), (keys::SPILLED, true)] {
+                let mut bed = Bed::with_free_generator(&format!("[experimental]\nsplit = {split}"))?;
+                bed.be_hot()?;
+                parts(&mut bed, found, progress)?.spills(part, repeat)?;
             }
         }
     }
@@ -144,7 +172,7 @@ fn placed(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progr
     if wants(Part::Idle) {
         idles(&bed, options, found, progress)?;
     }
-    const OTHER: [Part; 5] = [Part::Idle, Part::Cost, Part::Order, Part::Split, Part::Drain];
+    const OTHER: [Part; 6] = [Part::Idle, Part::Cost, Part::Order, Part::Split, Part::Spill, Part::Drain];
     if !options.only.iter().any(|part| !OTHER.contains(part)) {
         return Ok(());
     }
@@ -155,7 +183,7 @@ fn placed(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progr
             Part::Ramp => parts.ramps(repeats)?,
             Part::Wobble => parts.wobbles(1)?,
             Part::Crowd => parts.crowds(1)?,
-            Part::Idle | Part::Cost | Part::Order | Part::Split | Part::Drain => {}
+            Part::Idle | Part::Cost | Part::Order | Part::Split | Part::Spill | Part::Drain => {}
         }
     }
     Ok(())
@@ -165,7 +193,7 @@ fn placed(options: &CoresOptions, found: &mut CoresResults, progress: &mut Progr
 fn steps(part: Part, repeats: usize) -> usize {
     match part {
         Part::Crowd | Part::Wobble => 1,
-        Part::Split => 2 * repeats,
+        Part::Split | Part::Spill => 2 * repeats,
         Part::Step | Part::Idle | Part::Ramp | Part::Order | Part::Cost => repeats,
         Part::Drain => drain::WAYS.len() * drain::PLACES.len() * repeats,
     }

@@ -281,6 +281,11 @@ impl Generator {
         self.prompt = prompt;
     }
 
+    /// Lets the generator's thread run on these cores only; on all if there are none.
+    pub fn allow(&self, cores: &[usize]) -> Result<()> {
+        sys::set_affinity(self.thread_id, cores).context("cores of the generator")
+    }
+
     /// Sets which goes first: the generator, or the caller, which must measure on time.
     pub fn set_order(&mut self, turn: Turn) -> Result<()> {
         let (generator, caller, nice) = match turn {

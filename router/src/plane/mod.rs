@@ -54,6 +54,8 @@ mod port_sets;
 mod run;
 mod samples;
 mod shares;
+#[cfg(test)]
+mod sizes;
 pub(crate) mod splits;
 mod transmit;
 mod variants;

@@ -133,24 +133,25 @@ fn has(kernel: &Btf<'_>, tracepoint: &str) -> bool {
 }
 
 #[cfg(test)]
+pub(super) const ALL: [Variant; 11] = [
+    Variant::Routing,
+    Variant::Paths,
+    Variant::Rules,
+    Variant::RulesAndPaths,
+    Variant::RoutingCapture,
+    Variant::PathsCapture,
+    Variant::RulesCapture,
+    Variant::RulesAndPathsCapture,
+    Variant::Explaining,
+    Variant::RuleMaps,
+    Variant::PathMaps,
+];
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
     use std::{collections::BTreeSet, mem::MaybeUninit};
-
-    const ALL: [Variant; 11] = [
-        Variant::Routing,
-        Variant::Paths,
-        Variant::Rules,
-        Variant::RulesAndPaths,
-        Variant::RoutingCapture,
-        Variant::PathsCapture,
-        Variant::RulesCapture,
-        Variant::RulesAndPathsCapture,
-        Variant::Explaining,
-        Variant::RuleMaps,
-        Variant::PathMaps,
-    ];
 
     #[test]
     fn programs_at_tracepoints_of_this_kernel_are_loaded() {

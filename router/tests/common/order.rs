@@ -111,8 +111,8 @@ impl<R: Fn(Duration) -> f64> Pace<R> {
 /// How many packets a core that shares a queue gets in each turn, at least.
 pub const HANDED: u64 = 20;
 
-/// Waits until the cores that share a queue, other than its home, got [`HANDED`] packets each. So a busy machine
-/// cannot skip a turn.
+/// Waits until each core that shares a queue, except its home, has received [`HANDED`] more packets. So packets are
+/// handed over in each such turn, even on a busy machine.
 pub fn until_handed(handed: impl Fn(CoreId) -> u64, home: CoreId, cores: &[CoreId]) {
     let start = Instant::now();
     for &core in cores.iter().filter(|&&core| core != home) {

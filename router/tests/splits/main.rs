@@ -170,7 +170,7 @@ fn the_home_of_a_queue_that_is_split_moves_and_flows_keep_their_order() {
         let handed = [here, other].map(|core| splits.handed(core));
         eprintln!("{TURNS} moves, {came:?}, {handed:?}");
         assert_eq!((came.overtaken, came.received, world.forwarded()), (0, came.sent, came.sent));
-        // Each core is not the home in at least two of seven turns that share the queue with it.
+        // Each core shares the queue, without being its home, in at least two of seven turns.
         let enough = (TURNS / 7 * 2) as u64 * HANDED;
         assert!(
             handed.iter().all(|handed| handed.packets >= enough && handed.dropped == 0),

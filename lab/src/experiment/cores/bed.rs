@@ -77,15 +77,30 @@ impl Bed {
     /// Starts the daemon with `policy = "pack"`; `settings` follow in `[cores]` and may begin other tables. The sink's
     /// cable has `egress_queues` queues.
     pub fn start(egress_queues: u16, settings: &str) -> Result<Self> {
+        Self::with_generator(egress_queues, settings, true)
+    }
+
+    /// The same, but the generator is not pinned to its core, so the daemon does not treat it as a workload. The core of a
+    /// workload never helps with a queue that falls behind.
+    pub fn with_free_generator(settings: &str) -> Result<Self> {
+        let bed = Self::with_generator(1, settings, false)?;
+        bed.testbed.generator.allow(&[])?;
+        Ok(bed)
+    }
+
+    fn with_generator(egress_queues: u16, settings: &str, is_pinned: bool) -> Result<Self> {
         let mut topology = Topology::named(TOPOLOGY)?;
         let ports_in = topology.ports.len() - 1;
         topology.ports[ports_in].queues = egress_queues;
         let mut testbed = Testbed::new(&topology)?;
-        sys::set_affinity(0, &[topology.cores.generator])?;
+        let mut generator = String::new();
+        if is_pinned {
+            let core = topology.cores.generator;
+            sys::set_affinity(0, &[core])?;
+            // Millrace would discover this workload, because this process is pinned there, but only within some seconds.
+            generator = format!("workloads = [{{ name = \"generator\", cores = \"{core}\" }}]");
+        }
         testbed.set_priority(Priority::Placing)?;
-        // Millrace would discover this workload, because this process is pinned there, but only within some seconds.
-        let generator =
-            format!("workloads = [{{ name = \"generator\", cores = \"{}\" }}]", topology.cores.generator);
         testbed.placing = format!("policy = \"pack\"\n{generator}\n{settings}");
         let daemon = Millrace::start(&testbed)?;
         // Attaching programs may have made new threads.
@@ -144,6 +159,13 @@ impl Bed {
         let places = self.places()?;
         let core = places[0].filter(|_| places.iter().all(|place| *place == places[0]));
         Ok(core.filter(|_| !self.is_hot || self.is_whole().unwrap_or(false)))
+    }
+
+    /// The names of workloads that the daemon has found. Asking it takes a while.
+    pub fn workloads(&self) -> Result<Vec<String>> {
+        let cores = self.daemon.ask(&["cores"])?;
+        let all = cores["workloads"].as_array().context("millrace cores has no workloads")?;
+        Ok(all.iter().filter_map(|workload| Some(workload["name"].as_str()?.to_owned())).collect())
     }
 
     /// Is no queue split? Asking the daemon takes a while.

@@ -6,6 +6,7 @@ use super::{
     CoresResults,
     cost::{self, Curve},
     drain,
+    spill::quantile,
     watch::told,
 };
 use crate::{
@@ -19,6 +20,9 @@ pub(super) const TO_TWO: &str = "step, two queues";
 /// A queue that is too much for a core, without and with `[experimental] split`.
 pub(super) const WHOLE: &str = "hot queue, whole";
 pub(super) const SPLIT: &str = "hot queue, split";
+/// Sudden steps of such a queue, without and with sharing.
+pub(super) const NOT_SPILLED: &str = "spill, not shared";
+pub(super) const SPILLED: &str = "spill";
 /// Parts in which packets leave by one queue.
 const TO_ONE: [&str; 4] = ["step", "ramp", "wobble", "crowd"];
 
@@ -40,6 +44,14 @@ Keys of the document (\"lines\" has every trial, and what was seen over time):
                          packets a second that arrived from a queue that alone brings 160 % of mark_pps (a core carries about
                          118 %), as a share of the requested rate: with its flows shared by two cores, and whole. The
                          generator has what is left of one of them. Medians; split_reordered: of all trials with shares
+  spill_us_p50, spill_us_p99
+                         time from a sudden step to 160 % of mark_pps to the first packet that another core has forwarded. A
+                         step lasts 20 ms. spill_steps: number of steps; spill_steps_without: those in which no other core
+                         forwarded
+  spill_lost, spill_reordered
+                         packets lost in all steps, wherever they were lost, and packets that came after a later one of their
+                         flow; spill_sent: packets sent. whole_spill_lost, whole_spill_sent: the same for steps of a queue
+                         that is not shared
   reordered_by_moves_at_once, reordered_by_moves_that_wait
                          packets that came after a later one of their flow, while one queue moved to and fro. Its packets leave
                          by two transmit queues. Others keep their receivers from running for 0.5 ms at a time, a quarter of
@@ -86,6 +98,10 @@ pub(super) fn document(found: &CoresResults) -> Value {
         let all = drained(way, name);
         (!all.is_empty()).then(|| all.iter().sum::<f64>() as u64)
     };
+    let mut spilled = values(SPILLED, "spilled_us");
+    spilled.sort_by(f64::total_cmp);
+    let spill_steps = values(SPILLED, "sent").len();
+    let without = (spill_steps > 0).then(|| spill_steps - spilled.len());
     let cost = |of: &dyn Fn(&super::Cost) -> f64| found.cost.as_ref().map(of);
     json!({
         "experiment": "cores",
@@ -102,6 +118,15 @@ pub(super) fn document(found: &CoresResults) -> Value {
         "split_carried": one(&carried(SPLIT)),
         "whole_carried": one(&carried(WHOLE)),
         "split_reordered": sum(&[SPLIT], "reordered"),
+        "spill_us_p50": quantile(&spilled, 0.5),
+        "spill_us_p99": quantile(&spilled, 0.99),
+        "spill_steps": (spill_steps > 0).then_some(spill_steps),
+        "spill_steps_without": without,
+        "spill_lost": sum(&[SPILLED], "lost"),
+        "spill_reordered": sum(&[SPILLED], "reordered"),
+        "spill_sent": sum(&[SPILLED], "sent"),
+        "whole_spill_lost": sum(&[NOT_SPILLED], "lost"),
+        "whole_spill_sent": sum(&[NOT_SPILLED], "sent"),
         "reordered_by_moves_at_once": moved(drain::WAYS[0], "reordered"),
         "reordered_by_moves_that_wait": moved(drain::WAYS[1], "reordered"),
         "moves_that_wait": moved(drain::WAYS[1], "moves"),

@@ -6,7 +6,10 @@ use crate::flow::{
     rule::{CORE_TABLE, TableId},
     table::{RuleId, Tables},
 };
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::Ordering::{Acquire, Release},
+};
 
 /// The most rules that are compared with a new one to find overlaps. If there are more, all caches are emptied.
 const VOID_ONE_BY_ONE: usize = 4096;
@@ -67,7 +70,9 @@ impl<M: FlowMemory> Writer<M> {
         } else {
             batch.forget.iter().for_each(|key| self.forget(key));
         }
-        for &(table, row) in &batch.twice {
+        // The open batch may have given a mask a new second entry, which readers may have passed. It removes the others later.
+        let open: BTreeSet<(TableId, u16)> = self.batch.twice.iter().copied().collect();
+        for &(table, row) in batch.twice.iter().filter(|place| !open.contains(place)) {
             masks::tidy(&self.memory, table, row);
         }
     }

@@ -293,11 +293,13 @@ impl Order<'_> {
     }
 }
 
-/// Removes all entries of a mask except the first.
+/// Removes all entries of a mask except the highest. If several are equal, the first of them stays. The first entry may be
+/// lower than a later one. With too many second entries, the later one was raised where it was.
 pub(super) fn tidy(memory: &impl FlowMemory, table: TableId, row: u16) {
     let order = Order::of(memory, table);
-    let twice: Vec<usize> = order.places(row).skip(1).collect();
-    order.clear(twice);
+    let places: Vec<usize> = order.places(row).collect();
+    let highest = places.iter().rev().copied().max_by_key(|&at| order.get(at));
+    order.clear(places.into_iter().filter(|&at| Some(at) != highest));
 }
 
 #[cfg(test)]
@@ -357,6 +359,30 @@ mod tests {
                 masks.free(row);
             }
         }
+    }
+
+    /// A mask whose entry could only be raised where it was keeps the raised one.
+    #[test]
+    fn the_highest_entry_of_a_mask_stays() {
+        let memory = HeapFlows::new(SMALL, 1);
+        let (mut masks, mut twice) = (Masks::new(SMALL.buckets), Vec::new());
+        let mask = |bits: u64| {
+            let mut m = Match::ANY;
+            m.set(Field::Metadata, 0, bits.into());
+            *m.mask()
+        };
+        let rows: Vec<u16> = (1..=40).map(|bits| masks.get(&memory, 0, &mask(bits)).unwrap()).collect();
+        for priority in [1, 50, 60, 70] {
+            for row in &rows {
+                masks.state(&memory, *row, priority, &mut twice);
+            }
+        }
+        twice.drain(..).for_each(|(table, row)| tidy(&memory, table, row));
+        let mut found: Vec<(u16, u16)> = masks_of(&memory).into_iter().filter(|(row, _)| *row != 0).collect();
+        found.sort_unstable();
+        let mut expected: Vec<(u16, u16)> = rows.into_iter().map(|row| (row, 70)).collect();
+        expected.sort_unstable();
+        assert_eq!(found, expected);
     }
 
     #[test]
