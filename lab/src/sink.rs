@@ -219,6 +219,11 @@ impl Sink {
         Ok(rows.iter().map(seen).collect())
     }
 
+    /// Reordered packets of all flows.
+    pub fn reordered(&self) -> Result<u64> {
+        Ok(self.flows()?.iter().map(|flow| u64::from(flow.reordered)).sum())
+    }
+
     /// Latencies of packets that came through router `r`.
     pub fn latency(&self, r: u16) -> Result<Histogram> {
         ensure!(u32::from(r) < self.latency_rows, "latencies of router {r} are not kept apart");

@@ -75,6 +75,19 @@ pub struct Capacity {
     pub routers: usize,
 }
 
+impl Capacity {
+    /// Room for a test's few routes.
+    #[doc(hidden)]
+    pub const SMALL: Capacity = Capacity {
+        fib_blocks: 1024,
+        fib_tails: 64,
+        nexthops: 64,
+        neighbour_buckets: 64,
+        interface_buckets: 64,
+        routers: 256,
+    };
+}
+
 /// [`Memory`] on the heap.
 pub struct HeapMemory {
     fib: Box<[AtomicU32]>,

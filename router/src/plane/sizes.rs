@@ -39,16 +39,8 @@ impl Size {
 
 /// Each program of a load, as "Routing millrace".
 fn sizes(variant: Variant) -> BTreeMap<String, Size> {
-    let capacity = Capacity {
-        fib_blocks: 1024,
-        fib_tails: 64,
-        nexthops: 64,
-        neighbour_buckets: 64,
-        interface_buckets: 64,
-        routers: 256,
-    };
     let settings = Settings {
-        capacity,
+        capacity: Capacity::SMALL,
         interface_rows: 64,
         sample_interval: 128,
         exception_pps: 1000,

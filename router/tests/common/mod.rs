@@ -28,14 +28,7 @@ use std::{
 };
 
 /// Tables for a test's few routes.
-pub const SMALL: Capacity = Capacity {
-    fib_blocks: 1024,
-    fib_tails: 64,
-    nexthops: 64,
-    neighbour_buckets: 64,
-    interface_buckets: 64,
-    routers: 256,
-};
+pub const SMALL: Capacity = Capacity::SMALL;
 
 /// Ends a batch of changes of flow rules, as the daemon does. Returns whether there were any.
 pub fn end_batch(rules: &mut Flows<Arc<MappedFlows>>, grace: &mut Grace) -> bool {

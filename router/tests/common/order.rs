@@ -109,7 +109,7 @@ impl<R: Fn(Duration) -> f64> Pace<R> {
 }
 
 /// How many packets a core that shares a queue gets in each turn, at least.
-pub const HANDED: u64 = 20;
+const HANDED: u64 = 20;
 
 /// Waits until each core that shares a queue, except its home, has received [`HANDED`] more packets. So packets are
 /// handed over in each such turn, even on a busy machine.

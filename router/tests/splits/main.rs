@@ -10,7 +10,7 @@ mod spilled;
 use common::{
     frame::Frame,
     hogged, ifindex, in_new_namespace, only_on,
-    order::{HANDED, numbered, send_while, split_and_join, until_handed},
+    order::{numbered, send_while, split_and_join, until_handed},
     run,
     wire::Wire,
     world::{A, SETTINGS, World, loaded},
@@ -76,10 +76,7 @@ fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
         let handed = splits.handed(other);
         eprintln!("{TURNS} changes, {} of {} packets handed over", handed.packets, came.sent);
         assert_eq!((came.overtaken, came.received), (0, came.sent));
-        assert!(
-            handed.packets >= TURNS as u64 * 3 / 5 * HANDED,
-            "too few packets handed over: {came:?} {handed:?}"
-        );
+        assert!(handed.packets > came.sent / 10, "too few packets handed over: {came:?} {handed:?}");
         assert_eq!((handed.dropped, world.forwarded()), (0, came.sent));
 
         // Nothing is left of the split.
@@ -170,10 +167,8 @@ fn the_home_of_a_queue_that_is_split_moves_and_flows_keep_their_order() {
         let handed = [here, other].map(|core| splits.handed(core));
         eprintln!("{TURNS} moves, {came:?}, {handed:?}");
         assert_eq!((came.overtaken, came.received, world.forwarded()), (0, came.sent, came.sent));
-        // Each core shares the queue, without being its home, in at least two of seven turns.
-        let enough = (TURNS / 7 * 2) as u64 * HANDED;
         assert!(
-            handed.iter().all(|handed| handed.packets >= enough && handed.dropped == 0),
+            handed.iter().all(|handed| handed.packets > came.sent / 20 && handed.dropped == 0),
             "a core got too few packets, or dropped some: {handed:?}"
         );
     });

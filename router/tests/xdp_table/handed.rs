@@ -5,7 +5,7 @@ use super::{
     common::{
         frame::Frame,
         hogged, in_new_namespace,
-        order::{HANDED, send_while, split_and_join},
+        order::{send_while, split_and_join},
         run,
         wire::Wire,
     },
@@ -330,10 +330,7 @@ fn packets_behind_a_masquerade_stay_in_order_while_their_queue_is_split_and_join
             let handed = lines.handed() - before;
             eprintln!("direction {way}: {came:?}, {handed} handed over");
             assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "direction {way}");
-            assert!(
-                handed >= TURNS as u64 * 3 / 5 * HANDED,
-                "direction {way}: {handed} of {came:?} handed over"
-            );
+            assert!(handed > came.sent / 10, "direction {way}: {handed} of {came:?} handed over");
             let counted = flows.iter().map(|(_, id)| lines.router.bed.table.counts(*id)[way].0);
             assert_eq!(counted.sum::<u64>(), came.sent, "direction {way}: packets counted");
         }

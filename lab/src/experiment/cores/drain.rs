@@ -125,7 +125,7 @@ impl Bed {
         let lost = Losses::now(testbed)?.since(&before);
         let sent = testbed.generator.packets()?;
         let received = testbed.sink.arrived_in_all()? - received;
-        let reordered: u64 = testbed.sink.flows()?.iter().map(|flow| u64::from(flow.reordered)).sum();
+        let reordered = testbed.sink.reordered()?;
         let longest_us = longest.as_micros() as u64;
         let words = format!(
             "{reordered} reordered by {MOVES} moves, {} of {sent} lost, {left} waited {longest_us} us at most, {remained} too long",

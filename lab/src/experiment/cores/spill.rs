@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{bed::Bed, parts::Parts};
+use super::{bed::Bed, parts::Parts, watch::lacked_time};
 use crate::{losses::Losses, sys};
 
 /// Steps of a trial.
@@ -26,8 +26,6 @@ const PINNED: Duration = Duration::from_millis(10);
 const LENGTH: Duration = Duration::from_millis(20);
 /// Time after a step. The packets of the step have then arrived, or are lost.
 const AFTER: Duration = Duration::from_millis(50);
-/// Most packets that may be skipped, as a share of those that were due in a step.
-const MOST_SKIPPED: f64 = 0.05;
 const ATTEMPTS: usize = 10;
 
 /// Counters of the whole trial at one moment.
@@ -62,7 +60,8 @@ impl Parts<'_> {
         let before = self.bed.testbed.sink.arrived_in_all()?;
         let losses = Losses::now(&self.bed.testbed)?;
         self.bed.begin(little)?;
-        let steps = self.all_spills(part, repeat, little, hot);
+        let steps: Result<Vec<StepOutcome>> =
+            (0..STEPS).map(|number| self.one_spill((part, repeat, number), [little, hot])).collect();
         self.bed.testbed.generator.stop()?;
         let steps = steps?;
         sys::sleep(AFTER)?;
@@ -85,33 +84,34 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn all_spills(&mut self, part: &str, repeat: usize, little: f64, hot: f64) -> Result<Vec<StepOutcome>> {
-        let mut steps = Vec::new();
-        while steps.len() < STEPS {
-            let number = steps.len();
-            for attempt in 1.. {
-                sys::check_interrupted()?;
-                let step = self.bed.spill(little, hot)?;
-                let due = (step.sent + step.skipped) as f64;
-                let workloads = self.bed.workloads()?;
-                let again = if !workloads.is_empty() {
-                    Some(format!("the daemon found workloads: {}", workloads.join(", ")))
-                } else {
-                    (step.skipped as f64 > MOST_SKIPPED * due).then(|| "not sent as it should be".to_owned())
-                };
-                if let Some(why) = again.filter(|_| attempt < ATTEMPTS) {
-                    self.lines.push(json!({"record": "again", "case": part, "repeat": repeat, "why": why,
-                        "sample": step.sample()}));
-                    continue;
-                }
+    /// Makes a step, again if it was not what it should be.
+    fn one_spill(
+        &mut self,
+        (part, repeat, number): (&str, usize, usize),
+        [little, hot]: [f64; 2],
+    ) -> Result<StepOutcome> {
+        let mut attempt = 1;
+        loop {
+            sys::check_interrupted()?;
+            let step = self.bed.spill(little, hot)?;
+            let workloads = self.bed.workloads()?;
+            let again = if !workloads.is_empty() {
+                Some(format!("the daemon found workloads: {}", workloads.join(", ")))
+            } else {
+                lacked_time(step.sent, step.skipped).then(|| "not sent as it should be".to_owned())
+            };
+            let sample = step.sample();
+            let Some(why) = again.filter(|_| attempt < ATTEMPTS) else {
                 self.lines
                     .push(json!({"record": "sample", "case": part, "subject": "millrace", "repeat": repeat,
-                    "parameters": {"step": number}, "sample": step.sample()}));
-                steps.push(step);
-                break;
-            }
+                    "parameters": {"step": number}, "sample": sample}));
+                return Ok(step);
+            };
+            self.lines.push(
+                json!({"record": "again", "case": part, "repeat": repeat, "why": why, "sample": sample}),
+            );
+            attempt += 1;
         }
-        Ok(steps)
     }
 }
 
@@ -152,7 +152,7 @@ impl Bed {
             losses: Losses::now(testbed)?,
             sent: testbed.generator.packets()?,
             skipped: testbed.generator.skipped()?,
-            reordered: testbed.sink.flows()?.iter().map(|flow| u64::from(flow.reordered)).sum(),
+            reordered: testbed.sink.reordered()?,
         })
     }
 }

@@ -177,7 +177,7 @@ impl CourseOutcome {
 
     /// Was there too little time to send the requested packets?
     pub fn is_noisy(&self) -> bool {
-        self.skipped as f64 > MOST_SKIPPED * (self.sent + self.skipped) as f64
+        lacked_time(self.sent, self.skipped)
     }
 
     /// Share of what was sent that did not arrive, wherever it was lost.
@@ -295,6 +295,11 @@ impl CourseOutcome {
         let places = self.moments.iter().flat_map(|moment| moment.places.iter().flatten());
         places.max().map_or(0, |core| core + 1).max(2)
     }
+}
+
+/// Did the generator skip too many packets for lack of time?
+pub(super) fn lacked_time(sent: u64, skipped: u64) -> bool {
+    skipped as f64 > MOST_SKIPPED * (sent + skipped) as f64
 }
 
 /// Work of queues on each core between two moments, in nanoseconds. A queue that was moved counts where it is now.
