@@ -66,7 +66,7 @@ test-root: setup ## the tests that need root, in network namespaces of their own
 
 soak: setup release ## more cases of all random tests, random routes, topologies and firewall rules beside Linux, random API requests, and losses under observation, for hours: SECONDS=3600 ROUNDS=2000 CASES=20; root
 	cargo build --workspace
-	MILLRACE_CASES=$(CASES) cargo test --workspace
+	MILLRACE_CASES=$(CASES) PROPTEST_CASES=$$((256 * $(CASES))) cargo test --workspace
 	MILLRACE_CASES=$(CASES) cargo test -p millrace-lab --test cores -- --ignored moves_that_wait
 	MILLRACE_SOAK_SECONDS=$(SECONDS) cargo test -p millrace --test netlink -- --ignored --nocapture agree
 	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test firewall -- --ignored --nocapture
