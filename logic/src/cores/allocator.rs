@@ -48,6 +48,8 @@ pub(super) struct QueueState {
     pub moved: Option<Duration>,
     /// Its core has shared its flows with helpers before the allocator decided.
     pub is_spilled: bool,
+    /// Whether its core would have had too much to do in some period since then.
+    pub needed_help: bool,
     /// When needless help was last taken back, or `patience` was last halved.
     pub taken_back: Option<Duration>,
     /// The factor by which its next help is delayed. It doubles when help was needless.
@@ -351,6 +353,7 @@ impl QueueState {
             recent: [Want::default(); 2],
             moved: None,
             is_spilled: false,
+            needed_help: false,
             taken_back: None,
             patience: 1,
             last_shared: None,

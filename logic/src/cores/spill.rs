@@ -116,29 +116,39 @@ impl Allocator {
             if spot != state.spot {
                 let (from, to) = (named(&state.spot), named(&spot));
                 events.push(Event { queue: queue.id, from, to, why: Why::Spilled { core: home } });
+                state.needed_help &= state.is_spilled;
                 (state.spot, state.is_spilled) = (spot, true);
             }
         }
         events
     }
 
-    /// Puts spilled queues on the board as if they were whole. Returns them, each with the peak of its home then.
-    pub(super) fn join_spilled(&self, step: &mut Step) -> BTreeMap<QueueId, f64> {
-        let spilled = || self.queues.iter().filter(|(_, state)| state.is_spilled);
-        spilled().for_each(|(id, state)| step.board.place(*id, Spot::at(state.spot.home)));
-        spilled().map(|(id, state)| (*id, step.board.peak(state.spot.home))).collect()
+    /// Puts spilled queues on the board as if they were whole, and records which of them needed help. Returns them.
+    pub(super) fn join_spilled(&mut self, step: &mut Step) -> BTreeSet<QueueId> {
+        let spilled = |(_, state): &(&QueueId, &mut QueueState)| state.is_spilled;
+        for (id, state) in self.queues.iter_mut().filter(spilled) {
+            step.board.place(*id, Spot::at(state.spot.home));
+        }
+        let low = step.settings.low;
+        let spilled = self.queues.iter_mut().filter(spilled);
+        spilled
+            .map(|(id, state)| {
+                state.needed_help |= step.board.peak(state.spot.home) > low;
+                *id
+            })
+            .collect()
     }
 
     /// Takes back the flows of spilled queues that fit their home again. The other spilled queues stay shared, unless
     /// they have moved.
-    pub(super) fn take_back(&mut self, step: &mut Step, view: &View, spilled: BTreeMap<QueueId, f64>) {
-        let Settings { low, high, .. } = *step.settings;
+    pub(super) fn take_back(&mut self, step: &mut Step, view: &View, spilled: BTreeSet<QueueId>) {
+        let high = step.settings.high;
         let is_move = |event: &&Event| event.from != event.to && !matches!(event.why, Why::Spilled { .. });
         let moved: BTreeSet<QueueId> = step.events.iter().filter(is_move).map(|event| event.queue).collect();
         // Homes that a spilled queue has just left. Their other spilled queues become whole again, too, except those that
         // alone are too much for a core.
         let left: BTreeSet<CoreId> =
-            spilled.keys().filter(|id| moved.contains(id)).map(|id| self.queues[id].spot.home).collect();
+            spilled.iter().filter(|id| moved.contains(id)).map(|id| self.queues[id].spot.home).collect();
         let peaks: BTreeMap<CoreId, f64> =
             self.queues.values().map(|state| (state.spot.home, step.board.peak(state.spot.home))).collect();
         // What the queues of these homes want is not known yet. It is after a whole period.
@@ -149,7 +159,7 @@ impl Allocator {
             .filter_map(|queue| self.queues.get(&queue.id))
             .map(|state| state.spot.home)
             .collect();
-        for (id, joined_peak) in spilled {
+        for id in spilled {
             let Some(state) = self.queues.get_mut(&id) else { continue };
             if moved.contains(&id) {
                 // It may have got the cores that it had already.
@@ -168,7 +178,7 @@ impl Allocator {
             step.events.push(Event { queue: id, from, to, why: Why::TakenBack });
             // This does not count as a move, so no hold time follows.
             (state.spot, state.is_spilled) = (Spot::at(home), false);
-            if joined_peak <= low {
+            if !state.needed_help {
                 state.patience = state.patience.saturating_mul(2).min(MOST_POLLS);
                 state.taken_back = Some(step.now);
             }

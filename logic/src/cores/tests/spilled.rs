@@ -108,6 +108,28 @@ fn needless_help_is_taken_back_after_a_whole_period_and_comes_later_next_time() 
 }
 
 #[test]
+fn help_during_a_short_burst_was_needed_although_the_load_is_low_again() {
+    let mut machine = Machine::new(2, &[0]);
+    load(&mut machine, 0, 0.3);
+    let id = machine.queues[0].id;
+    for _ in 0..3 {
+        assert_eq!(decide(&mut machine).help[&id].full_polls, 1);
+        load(&mut machine, 0, 1.4);
+        spill(&mut machine, 0, 1);
+        // The burst lasts for two periods. After two calm ones the queue is whole again.
+        decide(&mut machine);
+        decide(&mut machine);
+        load(&mut machine, 0, 0.3);
+        assert!(!decide(&mut machine).plan.split.is_empty());
+        assert!(decide(&mut machine).plan.split.is_empty());
+    }
+    // Another burst, without work for others. Its help was needless.
+    spill(&mut machine, 0, 1);
+    (0..2).for_each(|_| drop(decide(&mut machine)));
+    assert_eq!(decide(&mut machine).help[&id].full_polls, 2);
+}
+
+#[test]
 fn help_stays_while_the_work_of_others_is_not_known() {
     let mut machine = Machine::new(2, &[0]);
     load(&mut machine, 0, 0.5);
