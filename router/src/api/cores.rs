@@ -170,6 +170,9 @@ pub struct QueueReport {
     /// The cores that share its flows, if it is split.
     #[serde(default)]
     pub shared: Vec<CoreId>,
+    /// The cores that would share its flows at once if its core fell behind.
+    #[serde(default)]
+    pub helpers: Vec<CoreId>,
     /// Its time is known only to about 200 ms, and includes other softirqs of the core.
     pub is_estimate: bool,
     /// Fraction of a core that it would need where others keep the core busy. Cores are given back by this number. Absent: it is

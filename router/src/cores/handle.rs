@@ -216,6 +216,7 @@ impl Handle {
             packet_ns: queue.cost.map(|cost| cost.packet_ns),
             wake_ns: queue.cost.map(|cost| cost.wake_ns),
             shared: now.plan.split.get(&source.id).cloned().unwrap_or_default(),
+            helpers: now.helped.get(&source.id).cloned().unwrap_or_default(),
         }
     }
 

@@ -463,6 +463,7 @@ impl<A: Scheduling> Placing<A> {
             view: self.last.view.clone(),
             plan: self.last.plan.clone(),
             queues: self.measured.queues.values().map(queue).collect(),
+            helped: self.seat.try_get().and_then(|splits| splits.helped()).unwrap_or_default(),
             others: found.machine.cores.iter().filter_map(other).collect(),
             forwarding_ns: self.measured.forwarding_ns.clone(),
             drained: self.drains.as_ref().map(|drains| drains.told),

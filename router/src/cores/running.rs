@@ -57,7 +57,7 @@ use std::{
 /// The shortest time between two looks when something was missed.
 const LEAST: Duration = Duration::from_millis(100);
 /// The time between two looks at queues that are being joined.
-const TIDY: Duration = Duration::from_millis(60);
+const TIDY: Duration = Duration::from_millis(20);
 /// The shortest time between two looks when control groups have changed.
 const HURRY: Duration = Duration::from_millis(20);
 /// How often clients get a new snapshot.

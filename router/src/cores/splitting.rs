@@ -235,25 +235,37 @@ impl Parts {
     }
 
     /// The work of other cores for a shared queue. `None`: the work of at least one of them is not known yet. If a core
-    /// shares several queues, its time is divided evenly among them.
+    /// shares several queues, its time is divided among them by their packets. `packets`: how many came to a queue, or `None`
+    /// if they are not counted.
     pub fn of(
         &self,
         queue: QueueId,
         home: CoreId,
         Shared { queues: shared, map }: &Shared,
+        packets: impl Fn(QueueId) -> Option<f64>,
     ) -> Option<Vec<Part>> {
+        let packets = |id: QueueId| Some(packets(id)? / shared.get(&id)?.len() as f64);
         let part = |&core: &CoreId| {
             let is_its = |thread: &PartThread| thread.core == core && Some(thread.map) == *map;
             let threads =
                 || self.threads.iter().filter(|(thread, _)| is_its(thread)).map(|(_, watched)| watched);
             threads().next().filter(|_| threads().all(Watched::has_load))?;
-            let queues = shared.values().filter(|cores| cores.contains(&core)).count() as f64;
-            let sum = |of: fn(&Watched) -> f64| threads().map(of).sum::<f64>() / queues;
+            let queues = shared.iter().filter(|(_, cores)| cores.contains(&core));
+            let portion = portion(packets(queue), queues.map(|(id, _)| packets(*id)));
+            let sum = |of: fn(&Watched) -> f64| threads().map(of).sum::<f64>() * portion;
             Some(Part { core, ran: sum(|w| w.load.ran), waited: sum(|w| w.load.waited) })
         };
         let cores = shared.get(&queue).into_iter().flatten();
         cores.filter(|core| **core != home).map(part).collect()
     }
+}
+
+/// A queue's portion of a core's time, by the packets of all queues that share the core. It is even if packets of some
+/// queue are not counted, or if none came.
+fn portion(own: Option<f64>, all: impl Iterator<Item = Option<f64>>) -> f64 {
+    let all: Vec<Option<f64>> = all.collect();
+    let sum = all.iter().copied().sum::<Option<f64>>().filter(|sum| *sum > 0.0);
+    own.zip(sum).map_or_else(|| 1.0 / all.len().max(1) as f64, |(own, sum)| own / sum)
 }
 
 fn watched(roots: &Roots, thread: PartThread) -> Option<Watched> {
@@ -262,4 +274,19 @@ fn watched(roots: &Roots, thread: PartThread) -> Option<Watched> {
     let control = Control::Thread { pid: thread.pid };
     let source = QueueSource { id, napi: None, control, core: Some(thread.core), confined: true };
     Watched::new(roots, source, None, id).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_of_a_core_is_divided_by_packets_if_all_are_counted() {
+        let of = |own, all: &[Option<f64>]| portion(own, all.iter().copied());
+        assert_eq!(of(Some(300.0), &[Some(300.0), Some(100.0)]), 0.75);
+        assert_eq!(of(Some(0.0), &[Some(300.0), Some(0.0)]), 0.0);
+        assert_eq!(of(Some(300.0), &[Some(300.0), None]), 0.5);
+        assert_eq!(of(None, &[Some(300.0), None, None]), 1.0 / 3.0);
+        assert_eq!(of(Some(0.0), &[Some(0.0), Some(0.0)]), 0.5);
+    }
 }

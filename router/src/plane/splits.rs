@@ -285,7 +285,7 @@ impl Splits {
     }
 
     /// Prepares help for these queues, and for no others, at most [`PREPARED`]. Queues that are split or spilled are left as
-    /// they are. `is_news`: this was just decided. Otherwise help that [`Splits::end_help_of`] ended stays ended.
+    /// they are, unless they are being joined. `is_news`: this was just decided. Otherwise help that [`Splits::end_help_of`] ended stays ended.
     ///
     /// # Errors
     /// A core cannot be made ready. Some queues have no help then.
@@ -327,7 +327,9 @@ impl Splits {
         now: Duration,
         is_news: bool,
     ) -> Result<()> {
-        if self.helper.is_none() || state.rows.contains_key(&queue) {
+        // While flows come home, others may help again: the row is in force anyway.
+        let joining = state.rows.get(&queue).copied().filter(|_| state.joining.contains_key(&queue));
+        if self.helper.is_none() || (state.rows.contains_key(&queue) && joining.is_none()) {
             return Ok(());
         }
         let is_over = |it: &Prepared| is_news && self.helped.load(it.row) == 0;
@@ -340,7 +342,7 @@ impl Splits {
         if is_full || !self.may_split(queue.port) || usize::from(queue.index) >= MAX_QUEUES {
             return Ok(());
         }
-        let row = known.map(|(row, _)| row).or_else(|| state.free_row());
+        let row = known.map(|(row, _)| row).or(joining).or_else(|| state.free_row());
         let Some((row, at)) = row.zip(self.word_of(queue.port)) else { return Ok(()) };
         self.disarm(state, queue, now);
         self.make(state, who.help.cores.iter().copied().chain([who.home]))?;
@@ -392,6 +394,15 @@ impl Splits {
         Some(state.prepared.iter().filter_map(helped).collect())
     }
 
+    /// The whole queues that would be shared at once if their core fell behind, each with the cores that would help. If
+    /// another thread is changing queues, returns `None` instead of waiting.
+    pub fn helped(&self) -> Option<BTreeMap<QueueId, Vec<CoreId>>> {
+        let state = try_locked(&self.state)?;
+        let is_ready = |it: &&Prepared| self.helped.load(it.row) != 0 && self.steps_of(it.row) == 0;
+        let ready = state.prepared.iter().filter(|(_, it)| is_ready(it));
+        Some(ready.map(|(queue, it)| (*queue, it.who.help.cores.clone())).collect())
+    }
+
     /// Turns these queues into split queues, if they are spilled. `None`: all spilled queues.
     pub fn adopt_spilled(&self, queues: Option<&BTreeSet<QueueId>>) {
         let mut state = self.state();
@@ -408,6 +419,7 @@ impl Splits {
         }
         self.helped.store(row, 0);
         state.prepared.remove(&queue);
+        state.joining.remove(&queue);
         state.rows.insert(queue, row);
         self.set_splits(queue.port);
     }
@@ -593,8 +605,14 @@ impl Splits {
         self.forget_ended(&mut state, now);
         for (queue, mut seen) in state.joining.clone() {
             let Some(&row) = state.rows.get(&queue) else { continue };
-            // A step that the kernel plane took meanwhile may have set them again.
-            (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
+            if state.prepared.contains_key(&queue) && self.steps_of(row) > 0 {
+                // It is spilled again.
+                continue;
+            }
+            // A step that the kernel plane took as the help ended may have set them again.
+            if !state.prepared.contains_key(&queue) {
+                (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
+            }
             let homes =
                 seen.iter_mut().enumerate().map(|(bucket, seen)| self.is_home(row, bucket, seen, now));
             // `count` goes through all buckets, so each place is looked at now.
@@ -604,7 +622,9 @@ impl Splits {
             }
             state.rows.remove(&queue);
             state.joining.remove(&queue);
-            self.index.store(index_of(queue), 0);
+            if !state.prepared.contains_key(&queue) {
+                self.index.store(index_of(queue), 0);
+            }
             if let Some(at) = self.word_of(queue.port).filter(|_| !self.has_shared(&state, queue.port)) {
                 self.ports.as_slice()[at].fetch_and(!(PORT_SPLITS << 48), AcqRel);
                 // A queue may just have been spilled.
@@ -627,6 +647,9 @@ impl Splits {
                 continue;
             }
             state.prepared.remove(&queue);
+            if state.rows.contains_key(&queue) {
+                continue;
+            }
             self.index.store(index_of(queue), 0);
             debug_assert!((0..BUCKETS).all(|bucket| self.place(row, bucket).load(Acquire) == 0));
         }

@@ -144,6 +144,54 @@ fn a_core_that_falls_behind_shares_its_queue_and_flows_keep_their_order() {
     });
 }
 
+/// The core may fall behind again before all flows have come home.
+#[test]
+#[ignore = "needs root"]
+fn a_queue_that_is_being_joined_gets_help_again_and_flows_keep_their_order() {
+    in_new_namespace(|| {
+        let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
+        let splits = world.plane.splits();
+        let prepare = || splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
+        let spilled = || splits.spilled().unwrap();
+        for turn in 0..20 {
+            prepare();
+            ends.gather(200);
+            assert_eq!(spilled(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            splits.adopt_spilled(None);
+            splits.join(QUEUE);
+            prepare();
+            assert_eq!((spilled().len(), splits.is_tidying()), (0, true), "turn {turn}");
+            let before = splits.handed(other).packets;
+            ends.gather(200);
+            assert_eq!(spilled(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            splits.tidy(monotonic() + Duration::from_secs(1));
+            splits.adopt_spilled(None);
+            assert_eq!((splits.queues(), splits.is_tidying()), (vec![QUEUE], false), "turn {turn}");
+            ends.gather(200);
+            assert!(splits.handed(other).packets - before >= 60, "turn {turn}");
+            // This time, all flows are home first.
+            splits.join(QUEUE);
+            prepare();
+            tidy(splits);
+            let before = splits.handed(other).packets;
+            ends.gather(60);
+            assert_eq!((spilled().len(), splits.handed(other).packets), (0, before), "turn {turn}");
+            ends.gather(200);
+            assert_eq!(spilled(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            // Help that ends while flows come home leaves nothing behind.
+            splits.adopt_spilled(None);
+            splits.join(QUEUE);
+            prepare();
+            splits.prepare(&BTreeMap::new(), monotonic(), true).unwrap();
+            tidy(splits);
+            let before = splits.handed(other).packets;
+            ends.gather(200);
+            assert_eq!((spilled().len(), splits.handed(other).packets), (0, before), "turn {turn}");
+        }
+        assert_eq!(world.forwarded(), u64::from(ends.next));
+    });
+}
+
 #[test]
 #[ignore = "needs root"]
 fn help_comes_after_the_set_number_of_full_polls_and_not_once_it_is_ended() {

@@ -5,12 +5,12 @@
 //! Millrace never lets the core of a workload help, and it treats a pinned process as a workload. So the generator is
 //! pinned only while a step is sent. The daemon rarely notices this. If it does, the step is repeated.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{bed::Bed, parts::Parts, watch::lacked_time};
+use super::{bed::Bed, parts::Parts};
 use crate::{losses::Losses, sys};
 
 /// Steps of a trial.
@@ -27,6 +27,9 @@ const LENGTH: Duration = Duration::from_millis(20);
 /// Time after a step. The packets of the step have then arrived, or are lost.
 const AFTER: Duration = Duration::from_millis(50);
 const ATTEMPTS: usize = 10;
+/// Most packets that may be skipped, as a share of those that were due. The core that helps is the generator's, so the
+/// generator lacks the time of the help.
+const MOST_SKIPPED: f64 = 0.15;
 
 /// Counters of the whole trial at one moment.
 struct Counts {
@@ -44,12 +47,17 @@ struct StepOutcome {
     skipped: u64,
     lost: Losses,
     reordered: u64,
+    /// The queues, and how many of them had helpers shortly before the step.
+    queues: usize,
+    helped: usize,
+    /// Queues that were moved or shared since the step began, with the milliseconds since then.
+    moves: Vec<Value>,
 }
 
 impl StepOutcome {
     fn sample(&self) -> Value {
         json!({"spilled_us": self.spilled_us, "sent": self.sent, "skipped": self.skipped,
-            "lost": self.lost.total(), "lost_by_name": self.lost.0, "reordered": self.reordered})
+            "queues": self.queues, "helped": self.helped, "moves": self.moves, "lost": self.lost.total(), "lost_by_name": self.lost.0, "reordered": self.reordered})
     }
 }
 
@@ -98,7 +106,8 @@ impl Parts<'_> {
             let again = if !workloads.is_empty() {
                 Some(format!("the daemon found workloads: {}", workloads.join(", ")))
             } else {
-                lacked_time(step.sent, step.skipped).then(|| "not sent as it should be".to_owned())
+                (step.skipped as f64 > MOST_SKIPPED * (step.sent + step.skipped) as f64)
+                    .then(|| "not sent as it should be".to_owned())
             };
             let sample = step.sample();
             let Some(why) = again.filter(|_| attempt < ATTEMPTS) else {
@@ -125,10 +134,16 @@ impl Bed {
         let cores = &self.testbed.topology.cores;
         let all = [cores.generator, cores.router[0]];
         let other = all.into_iter().find(|core| *core != home).context("the generator has no core")?;
+        let report = self.daemon.ask(&["cores"])?;
+        let queues = report["queues"].as_array().context("millrace cores has no queues")?;
+        let helped = queues.iter().filter(|queue| queue["helpers"][0].is_u64()).count();
+        let queues = queues.len();
         self.testbed.generator.allow(&[other])?;
         sys::sleep(PINNED)?;
         let before = self.counts()?;
+        self.moves()?;
         self.testbed.sink.mark()?;
+        let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let began_ns = sys::monotonic_ns();
         self.set_rate(hot)?;
         sys::sleep(LENGTH)?;
@@ -136,6 +151,10 @@ impl Bed {
         self.set_rate(little)?;
         sys::sleep(AFTER)?;
         let after = self.counts()?;
+        let moves = self.moves()?.into_iter().map(|it| {
+            json!({"ms": (it.unix_s - unix_s) * 1e3, "port": it.port, "from": it.from, "to": it.to, "why": it.why})
+        });
+        let moves = moves.collect();
         let spilled_ns = first.get(other).copied().flatten();
         Ok(StepOutcome {
             spilled_us: spilled_ns.map(|ns| ns.saturating_sub(began_ns) as f64 / 1e3),
@@ -143,6 +162,9 @@ impl Bed {
             skipped: after.skipped - before.skipped,
             lost: after.losses.since(&before.losses),
             reordered: after.reordered - before.reordered,
+            queues,
+            helped,
+            moves,
         })
     }
 

@@ -116,9 +116,10 @@ impl Measured {
             workloads: self.pinned.get(&site.id).copied().unwrap_or(0),
             other: self.others.of(site.id).unwrap_or(0.0),
         };
+        let packets = |id: QueueId| Some(self.queues.get(&id)?.counted()?.packets_per_s);
         let queue = |(&id, watched): (&QueueId, &Watched)| {
             let core = watched.source.core.filter(|_| watched.is_measured())?;
-            let parts = self.parts.of(id, core, shared);
+            let parts = self.parts.of(id, core, shared, packets);
             Some(Queue {
                 id,
                 node: watched.node,
