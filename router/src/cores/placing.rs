@@ -18,7 +18,7 @@ use crate::{
     base::{clock::monotonic, priority::Urgency},
     config::{CoresSettings, PlacementPolicy},
     linux::{observer::Waker, spreading::Spreads},
-    plane::{Helped, Polls, Slept, SplitSeat},
+    plane::{Helped, Polls, Slept, Spilled, SplitSeat},
 };
 use helping::Helping;
 use logic::{
@@ -96,8 +96,8 @@ struct Round {
     goes_with: BTreeMap<QueueId, QueueId>,
     /// The split queues as last handed over.
     splits: SplitQueues,
-    /// The spilled queues that the allocator knows of, each with the cores that have helped.
-    spilled: BTreeMap<QueueId, Vec<CoreId>>,
+    /// The spilled queues that the allocator knows of.
+    spilled: BTreeMap<QueueId, Spilled>,
     helping: Helping,
     /// The CPU map that hands packets over.
     map: Option<u32>,
@@ -363,8 +363,9 @@ impl<A: Scheduling> Placing<A> {
         // If another thread is changing queues, the next round sees the new ones.
         let Some(all) = all else { return BTreeMap::new() };
         let known = std::mem::replace(&mut self.last.spilled, all.clone());
-        let new = |(queue, cores): (QueueId, Vec<CoreId>)| {
-            let before = known.get(&queue).map_or(0, Vec::len);
+        let new = |(queue, Spilled { cores, number }): (QueueId, Spilled)| {
+            let before = known.get(&queue).filter(|known| known.number == number);
+            let before = before.map_or(0, |known| known.cores.len());
             (cores.len() > before).then(|| (queue, cores[before..].to_vec()))
         };
         all.into_iter().filter_map(new).collect()
@@ -373,8 +374,8 @@ impl<A: Scheduling> Placing<A> {
     /// The split and spilled queues.
     fn shared(&mut self) -> Shared {
         let mut queues = self.last.plan.split.clone();
-        for (queue, cores) in &self.last.spilled {
-            queues.entry(*queue).or_default().extend(cores);
+        for (queue, spilled) in &self.last.spilled {
+            queues.entry(*queue).or_default().extend(&spilled.cores);
         }
         queues.values_mut().for_each(|cores| {
             cores.sort_unstable();

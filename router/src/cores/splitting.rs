@@ -141,7 +141,8 @@ impl Splitter {
             .into_iter()
             .filter(|queue| !self.wanted.contains_key(queue))
             .for_each(|queue| splits.join(queue));
-        splits.tidy(now);
+        // Sharing a queue may take longer than a tick.
+        splits.tidy(monotonic());
         conditions.extend(self.prepare(now, false));
         conditions
     }
@@ -244,7 +245,8 @@ impl Parts {
         Shared { queues: shared, map }: &Shared,
         packets: impl Fn(QueueId) -> Option<f64>,
     ) -> Option<Vec<Part>> {
-        let packets = |id: QueueId| Some(packets(id)? / shared.get(&id)?.len() as f64);
+        // The home of a spilled queue is not among its cores.
+        let packets = |id: QueueId| Some(packets(id)? / shared.get(&id)?.len().max(2) as f64);
         let part = |&core: &CoreId| {
             let is_its = |thread: &PartThread| thread.core == core && Some(thread.map) == *map;
             let threads =

@@ -92,7 +92,7 @@ pub use polls::{Polled, Polls, Slept};
 pub use run::{Step, TestRun};
 use samples::Samples;
 pub use shares::{Shares, SharesInCharge, Taken};
-pub use splits::{Helped, PREPARED, SplitSeat, Splits};
+pub use splits::{Helped, PREPARED, Spilled, SplitSeat, Splits};
 use std::{
     cell::RefCell,
     mem::MaybeUninit,

@@ -65,6 +65,8 @@ const JIFFIES_SHIFT: u32 = 32;
 pub const PREPARED: usize = QUEUES / 2;
 /// More than a tick of the slowest clock.
 const TICKS: Duration = Duration::from_millis(50);
+/// Longer than the kernel plane takes to read `helped_napis` and to share a queue's flows.
+const STEP_TAKES: Duration = Duration::from_millis(5);
 /// Longer than a poll of 64 packets takes.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -100,6 +102,8 @@ struct SplitQueues {
     joining: BTreeMap<QueueId, [(u64, Duration); BUCKETS]>,
     /// Queues whose cores may be helped.
     prepared: BTreeMap<QueueId, Prepared>,
+    /// When the help for a queue that became a split queue ended. The kernel plane may have been taking a step then.
+    ended: BTreeMap<QueueId, Duration>,
 }
 
 /// A row that is ready for a queue whose core may fall behind.
@@ -107,6 +111,8 @@ struct SplitQueues {
 struct Prepared {
     row: usize,
     who: Helped,
+    /// Each time that help is prepared has another number.
+    number: u64,
     /// Since when it is no longer wanted. The kernel plane may still be using it.
     ended: Option<Duration>,
 }
@@ -119,6 +125,15 @@ pub struct Helped {
     /// Its NAPI instance.
     pub napi: u32,
     pub help: Help,
+}
+
+/// A spilled queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spilled {
+    /// The cores that have begun to help, in order.
+    pub cores: Vec<CoreId>,
+    /// Tells this time from an earlier or later one.
+    pub number: u64,
 }
 
 impl SplitQueues {
@@ -260,14 +275,16 @@ impl Splits {
         let (at, row) = self.room(&state, queue)?;
         self.make(&mut state, cores.iter().chain([&home]).copied())?;
         // If it is prepared and whole, it keeps its row.
-        if state.prepared.remove(&queue).is_some() {
+        let was_prepared = state.prepared.remove(&queue).is_some();
+        if was_prepared {
             self.helped.store(row, 0);
+            state.ended.insert(queue, monotonic());
         }
         if state.rows.contains_key(&queue) && !state.joining.contains_key(&queue) && self.is_on(row, cores) {
             return Ok(());
         }
-        if state.rows.insert(queue, row).is_none() {
-            // All buckets stay, until each knows of all its packets that are under way.
+        if state.rows.insert(queue, row).is_none() || was_prepared {
+            // All buckets stay, until each knows of all its packets that are under way. A step may be under way, too.
             (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
             self.put_in_force(queue, at, row);
             drop(state);
@@ -285,7 +302,8 @@ impl Splits {
     }
 
     /// Prepares help for these queues, and for no others, at most [`PREPARED`]. Queues that are split or spilled are left as
-    /// they are, unless they are being joined. `is_news`: this was just decided. Otherwise help that [`Splits::end_help_of`] ended stays ended.
+    /// they are, unless they are being joined. `is_news`: this was just decided. Otherwise help that
+    /// [`Splits::end_help_of`] ended stays ended.
     ///
     /// # Errors
     /// A core cannot be made ready. Some queues have no help then.
@@ -332,6 +350,11 @@ impl Splits {
         if self.helper.is_none() || (state.rows.contains_key(&queue) && joining.is_none()) {
             return Ok(());
         }
+        // The next call tries again.
+        if joining.is_some() && state.ended.get(&queue).is_some_and(|at| now.saturating_sub(*at) < STEP_TAKES)
+        {
+            return Ok(());
+        }
         let is_over = |it: &Prepared| is_news && self.helped.load(it.row) == 0;
         let is_same = |it: &Prepared| it.ended.is_none() && it.who == *who && !is_over(it);
         let known = state.prepared.get(&queue).map(|it| (it.row, is_same(it)));
@@ -368,7 +391,10 @@ impl Splits {
         self.help_word(row, AFTER).store(who.help.full_polls.into(), Release);
         self.help_word(row, STEPS).store(who.help.cores.len() as u64, Release);
         self.helped.store(row, u64::from(who.napi) | (u64::from(who.home) + 1) << 32);
-        state.prepared.insert(queue, Prepared { row, who: who.clone(), ended: None });
+        // Of all generations.
+        static PREPARATIONS: AtomicU64 = AtomicU64::new(0);
+        let number = PREPARATIONS.fetch_add(1, AcqRel);
+        state.prepared.insert(queue, Prepared { row, who: who.clone(), number, ended: None });
         Ok(())
     }
 
@@ -382,14 +408,13 @@ impl Splits {
         after.into_iter().for_each(|(core, polls)| self.backlogs.help_after(core, polls));
     }
 
-    /// The spilled queues, each with the cores that have helped. If another thread is changing queues, returns `None`
-    /// instead of waiting.
-    pub fn spilled(&self) -> Option<BTreeMap<QueueId, Vec<CoreId>>> {
+    /// The spilled queues. If another thread is changing queues, returns `None` instead of waiting.
+    pub fn spilled(&self) -> Option<BTreeMap<QueueId, Spilled>> {
         let state = try_locked(&self.state)?;
         let helped = |(queue, it): (&QueueId, &Prepared)| {
             let steps = self.steps_of(it.row);
             let cores = it.who.help.cores.iter().copied().take(steps);
-            (steps > 0).then(|| (*queue, cores.collect()))
+            (steps > 0).then(|| (*queue, Spilled { cores: cores.collect(), number: it.number }))
         };
         Some(state.prepared.iter().filter_map(helped).collect())
     }
@@ -418,6 +443,7 @@ impl Splits {
             return;
         }
         self.helped.store(row, 0);
+        state.ended.insert(queue, monotonic());
         state.prepared.remove(&queue);
         state.joining.remove(&queue);
         state.rows.insert(queue, row);
@@ -622,6 +648,7 @@ impl Splits {
             }
             state.rows.remove(&queue);
             state.joining.remove(&queue);
+            state.ended.remove(&queue);
             if !state.prepared.contains_key(&queue) {
                 self.index.store(index_of(queue), 0);
             }

@@ -95,6 +95,11 @@ fn helped(home: CoreId, by: &[CoreId], napi: u32, full_polls: u32) -> BTreeMap<Q
     [(QUEUE, Helped { home, napi, help: Help { cores: by.to_vec(), full_polls } })].into()
 }
 
+/// The cores that have helped each spilled queue.
+fn spilled(splits: &Splits) -> BTreeMap<QueueId, Vec<CoreId>> {
+    splits.spilled().unwrap().into_iter().map(|(queue, spilled)| (queue, spilled.cores)).collect()
+}
+
 fn join(splits: &Splits) {
     splits.adopt_spilled(None);
     splits.join(QUEUE);
@@ -120,13 +125,9 @@ fn a_core_that_falls_behind_shares_its_queue_and_flows_keep_their_order() {
             splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
             let before = splits.handed(other).packets;
             ends.gather(60);
-            assert_eq!(
-                (splits.spilled().unwrap().len(), splits.handed(other).packets),
-                (0, before),
-                "turn {turn}"
-            );
+            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
             ends.gather(200);
-            assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            assert_eq!(spilled(splits), [(QUEUE, vec![other])].into(), "turn {turn}");
             let handed = splits.handed(other).packets - before;
             // Half of the flows, from the second poll on.
             assert!((30..=110).contains(&handed), "turn {turn}: {handed}");
@@ -134,11 +135,7 @@ fn a_core_that_falls_behind_shares_its_queue_and_flows_keep_their_order() {
             join(splits);
             let before = splits.handed(other).packets;
             ends.gather(200);
-            assert_eq!(
-                (splits.spilled().unwrap().len(), splits.handed(other).packets),
-                (0, before),
-                "turn {turn}"
-            );
+            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
         }
         assert_eq!(world.forwarded(), u64::from(ends.next));
     });
@@ -151,19 +148,26 @@ fn a_queue_that_is_being_joined_gets_help_again_and_flows_keep_their_order() {
     in_new_namespace(|| {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
-        let prepare = || splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
-        let spilled = || splits.spilled().unwrap();
+        // While flows come home, this takes some milliseconds.
+        let prepare = || {
+            let start = Instant::now();
+            while splits.helped().unwrap().is_empty() {
+                splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
+                assert!(start.elapsed() < PATIENCE, "no help is prepared");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
         for turn in 0..20 {
             prepare();
             ends.gather(200);
-            assert_eq!(spilled(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            assert_eq!(spilled(splits), [(QUEUE, vec![other])].into(), "turn {turn}");
             splits.adopt_spilled(None);
             splits.join(QUEUE);
             prepare();
-            assert_eq!((spilled().len(), splits.is_tidying()), (0, true), "turn {turn}");
+            assert_eq!((spilled(splits).len(), splits.is_tidying()), (0, true), "turn {turn}");
             let before = splits.handed(other).packets;
             ends.gather(200);
-            assert_eq!(spilled(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            assert_eq!(spilled(splits), [(QUEUE, vec![other])].into(), "turn {turn}");
             splits.tidy(monotonic() + Duration::from_secs(1));
             splits.adopt_spilled(None);
             assert_eq!((splits.queues(), splits.is_tidying()), (vec![QUEUE], false), "turn {turn}");
@@ -175,9 +179,9 @@ fn a_queue_that_is_being_joined_gets_help_again_and_flows_keep_their_order() {
             tidy(splits);
             let before = splits.handed(other).packets;
             ends.gather(60);
-            assert_eq!((spilled().len(), splits.handed(other).packets), (0, before), "turn {turn}");
+            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
             ends.gather(200);
-            assert_eq!(spilled(), [(QUEUE, vec![other])].into(), "turn {turn}");
+            assert_eq!(spilled(splits), [(QUEUE, vec![other])].into(), "turn {turn}");
             // Help that ends while flows come home leaves nothing behind.
             splits.adopt_spilled(None);
             splits.join(QUEUE);
@@ -186,7 +190,7 @@ fn a_queue_that_is_being_joined_gets_help_again_and_flows_keep_their_order() {
             tidy(splits);
             let before = splits.handed(other).packets;
             ends.gather(200);
-            assert_eq!((spilled().len(), splits.handed(other).packets), (0, before), "turn {turn}");
+            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
         }
         assert_eq!(world.forwarded(), u64::from(ends.next));
     });
@@ -201,19 +205,19 @@ fn help_comes_after_the_set_number_of_full_polls_and_not_once_it_is_ended() {
         splits.prepare(&helped(here, &[other], napi, 3), monotonic(), true).unwrap();
         // Two full polls, and one that is not, again and again.
         (0..5).for_each(|_| ends.gather(140));
-        assert_eq!(splits.spilled().unwrap(), BTreeMap::new());
+        assert_eq!(spilled(splits), BTreeMap::new());
         ends.gather(200);
-        assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other])].into());
+        assert_eq!(spilled(splits), [(QUEUE, vec![other])].into());
         join(splits);
         splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         splits.prepare(&BTreeMap::new(), monotonic(), true).unwrap();
         ends.gather(200);
-        assert_eq!(splits.spilled().unwrap(), BTreeMap::new());
+        assert_eq!(spilled(splits), BTreeMap::new());
         // The row is free again later, and can be prepared again.
         splits.tidy(monotonic() + Duration::from_secs(1));
         splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         ends.gather(200);
-        assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other])].into());
+        assert_eq!(spilled(splits), [(QUEUE, vec![other])].into());
     });
 }
 
@@ -228,7 +232,7 @@ fn more_cores_help_while_the_core_is_behind() {
         for helpers in 1..=3 {
             // One full poll, and one that is not.
             ends.gather(100);
-            assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other; helpers])].into());
+            assert_eq!(spilled(splits), [(QUEUE, vec![other; helpers])].into());
         }
         let mut handed = || {
             let before = splits.handed(other).packets;
@@ -242,7 +246,7 @@ fn more_cores_help_while_the_core_is_behind() {
         splits.prepare(&helped(here, &[other; 3], napi, 2), monotonic(), true).unwrap();
         for (packets, helpers) in [(100, 0), (200, 1), (80, 1), (150, 2), (100, 2), (200, 3)] {
             ends.gather(packets);
-            let cores = splits.spilled().unwrap().remove(&QUEUE).map_or(0, |cores| cores.len());
+            let cores = spilled(splits).remove(&QUEUE).map_or(0, |cores| cores.len());
             assert_eq!(cores, helpers, "after {packets} packets");
         }
     });
@@ -282,10 +286,10 @@ fn queues_that_nobody_watches_get_no_help() {
         splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         watch_polls(&BTreeSet::new());
         ends.gather(200);
-        assert_eq!(splits.spilled().unwrap(), BTreeMap::new());
+        assert_eq!(spilled(splits), BTreeMap::new());
         watch_polls(&[napi].into());
         ends.gather(200);
-        assert_eq!(splits.spilled().unwrap(), [(QUEUE, vec![other])].into());
+        assert_eq!(spilled(splits), [(QUEUE, vec![other])].into());
     });
 }
 
@@ -296,19 +300,19 @@ fn larger_tables_take_over_help() {
     in_new_namespace(|| {
         let Some((world, here, other, napi, mut ends)) = busy_world(1) else { return };
         let splits = world.plane.splits();
-        let spilled: BTreeMap<_, _> = [(QUEUE, vec![other])].into();
+        let expected: BTreeMap<_, _> = [(QUEUE, vec![other])].into();
         splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
         let (next, _tables) = loaded();
         next.splits().take_over(splits).unwrap();
         ends.gather(200);
-        assert_eq!([splits, next.splits()].map(|splits| splits.spilled().unwrap().len()), [0, 0]);
+        assert_eq!([splits, next.splits()].map(|splits| spilled(splits).len()), [0, 0]);
         // The programs could not be replaced.
         let seat = SplitSeat::default();
         seat.set(splits.clone());
         next.splits().take_over(splits).unwrap();
         seat.keep();
         ends.gather(200);
-        assert_eq!(splits.spilled().unwrap(), spilled);
+        assert_eq!(spilled(splits), expected);
         join(splits);
 
         splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
@@ -317,12 +321,12 @@ fn larger_tables_take_over_help() {
         world.link.replace(next.program()).unwrap();
         take_charge(next.splits());
         ends.gather(200);
-        assert_eq!((splits.spilled().unwrap().len(), next.splits().spilled().unwrap()), (0, spilled.clone()));
+        assert_eq!((spilled(splits).len(), spilled(next.splits())), (0, expected.clone()));
         let (third, _more_tables) = loaded();
         third.splits().take_over(next.splits()).unwrap();
         world.link.replace(third.program()).unwrap();
         take_charge(third.splits());
-        assert_eq!(third.splits().spilled().unwrap(), spilled);
+        assert_eq!(spilled(third.splits()), expected);
         ends.gather(200);
         let handed = third.splits().handed(other).packets;
         // Half of the flows, from the first packet on.
