@@ -48,7 +48,7 @@ pub(super) struct QueueState {
     pub moved: Option<Duration>,
     /// Its core has shared its flows with helpers before the allocator decided.
     pub is_spilled: bool,
-    /// Whether its core would have had too much to do in some period since then.
+    /// Whether, without help, its core would have had too much to do in some period since the help began.
     pub needed_help: bool,
     /// When needless help was last taken back, or `patience` was last halved.
     pub taken_back: Option<Duration>,

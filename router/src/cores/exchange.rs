@@ -57,7 +57,7 @@ pub struct Snapshot {
     pub plan: Plan,
     /// By ascending id.
     pub queues: Vec<QueueNow>,
-    /// The cores that would help each queue at once. If the tables were just changing, it is empty.
+    /// For each queue, the cores that would help it at once. Empty if the tables were just changing.
     pub helped: BTreeMap<QueueId, Vec<CoreId>>,
     /// The fraction of each core's time that other work takes; cores for which it is not known yet are left out.
     pub others: BTreeMap<CoreId, f64>,

@@ -141,7 +141,7 @@ impl Splitter {
             .into_iter()
             .filter(|queue| !self.wanted.contains_key(queue))
             .for_each(|queue| splits.join(queue));
-        // Sharing a queue may take longer than a tick.
+        // Sharing a queue may have taken longer than a tick, so `now` may be too old here.
         splits.tidy(monotonic());
         conditions.extend(self.prepare(now, false));
         conditions
@@ -262,8 +262,8 @@ impl Parts {
     }
 }
 
-/// A queue's portion of a core's time, by the packets of all queues that share the core. It is even if packets of some
-/// queue are not counted, or if none came.
+/// A queue's portion of a core's time, by the packets of all queues that share the core. All queues
+/// have the same portion if the packets of one of them are not counted, or if no packets came.
 fn portion(own: Option<f64>, all: impl Iterator<Item = Option<f64>>) -> f64 {
     let all: Vec<Option<f64>> = all.collect();
     let sum = all.iter().copied().sum::<Option<f64>>().filter(|sum| *sum > 0.0);

@@ -102,7 +102,8 @@ struct SplitQueues {
     joining: BTreeMap<QueueId, [(u64, Duration); BUCKETS]>,
     /// Queues whose cores may be helped.
     prepared: BTreeMap<QueueId, Prepared>,
-    /// When the help for a queue that became a split queue ended. The kernel plane may have been taking a step then.
+    /// When help ended, for each queue that became a split queue. At that moment the kernel plane may have been
+    /// taking a step.
     ended: BTreeMap<QueueId, Duration>,
 }
 
@@ -132,7 +133,7 @@ pub struct Helped {
 pub struct Spilled {
     /// The cores that have begun to help, in order.
     pub cores: Vec<CoreId>,
-    /// Tells this time from an earlier or later one.
+    /// The number of the preparation. It differs from those of earlier and later help for the same queue.
     pub number: u64,
 }
 
@@ -284,7 +285,8 @@ impl Splits {
             return Ok(());
         }
         if state.rows.insert(queue, row).is_none() || was_prepared {
-            // All buckets stay, until each knows of all its packets that are under way. A step may be under way, too.
+            // All buckets stay where they are until each knows of all its packets that are under way. The kernel
+            // plane may also be taking a step.
             (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
             self.put_in_force(queue, at, row);
             drop(state);
@@ -391,7 +393,7 @@ impl Splits {
         self.help_word(row, AFTER).store(who.help.full_polls.into(), Release);
         self.help_word(row, STEPS).store(who.help.cores.len() as u64, Release);
         self.helped.store(row, u64::from(who.napi) | (u64::from(who.home) + 1) << 32);
-        // Of all generations.
+        // Counts the preparations in all generations of tables.
         static PREPARATIONS: AtomicU64 = AtomicU64::new(0);
         let number = PREPARATIONS.fetch_add(1, AcqRel);
         state.prepared.insert(queue, Prepared { row, who: who.clone(), number, ended: None });
@@ -635,7 +637,7 @@ impl Splits {
                 // It is spilled again.
                 continue;
             }
-            // A step that the kernel plane took as the help ended may have set them again.
+            // The kernel plane may have taken a step at the moment when the help ended, and so set these words again.
             if !state.prepared.contains_key(&queue) {
                 (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
             }

@@ -27,8 +27,8 @@ const LENGTH: Duration = Duration::from_millis(20);
 /// Time after a step. The packets of the step have then arrived, or are lost.
 const AFTER: Duration = Duration::from_millis(50);
 const ATTEMPTS: usize = 10;
-/// Most packets that may be skipped, as a share of those that were due. The core that helps is the generator's, so the
-/// generator lacks the time of the help.
+/// The largest share of the packets due that may be skipped. The generator's core is also the core that helps, and
+/// the generator cannot send meanwhile.
 const MOST_SKIPPED: f64 = 0.15;
 
 /// Counters of the whole trial at one moment.

@@ -257,7 +257,7 @@ fn readers_find_what_stays() {
     });
 }
 
-/// Are there free rows for both directions, half of the table left aside?
+/// Are there free rows for both directions? Half of the table must stay free.
 fn finds_room(table: &ConnectionTable<HeapConnections>, connection: &Connection) -> bool {
     let needed = if connection.ways[0].arrives.source.is_ipv4() { 1 } else { 2 };
     let mut taken = Vec::new();
