@@ -125,18 +125,15 @@ impl Allocator {
 
     /// Puts spilled queues on the board as if they were whole, and records which of them needed help. Returns them.
     pub(super) fn join_spilled(&mut self, step: &mut Step) -> BTreeSet<QueueId> {
-        let spilled = |(_, state): &(&QueueId, &mut QueueState)| state.is_spilled;
-        for (id, state) in self.queues.iter_mut().filter(spilled) {
+        for (id, state) in self.queues.iter().filter(|(_, state)| state.is_spilled) {
             step.board.place(*id, Spot::at(state.spot.home));
         }
-        let low = step.settings.low;
-        let spilled = self.queues.iter_mut().filter(spilled);
+        let mut spilled = BTreeSet::new();
+        for (id, state) in self.queues.iter_mut().filter(|(_, state)| state.is_spilled) {
+            state.needed_help |= step.board.peak(state.spot.home) > step.settings.low;
+            spilled.insert(*id);
+        }
         spilled
-            .map(|(id, state)| {
-                state.needed_help |= step.board.peak(state.spot.home) > low;
-                *id
-            })
-            .collect()
     }
 
     /// Takes back the flows of spilled queues that fit their home again. The other spilled queues stay shared, unless

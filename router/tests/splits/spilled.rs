@@ -100,6 +100,14 @@ fn spilled(splits: &Splits) -> BTreeMap<QueueId, Vec<CoreId>> {
     splits.spilled().unwrap().into_iter().map(|(queue, spilled)| (queue, spilled.cores)).collect()
 }
 
+/// Sends packets as [`Ends::gather`]. The queue must stay whole, and the other core must get none of them.
+#[track_caller]
+fn gather_whole(ends: &mut Ends, splits: &Splits, other: CoreId, packets: u32) {
+    let before = splits.handed(other).packets;
+    ends.gather(packets);
+    assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "packet {}", ends.next);
+}
+
 fn join(splits: &Splits) {
     splits.adopt_spilled(None);
     splits.join(QUEUE);
@@ -123,9 +131,8 @@ fn a_core_that_falls_behind_shares_its_queue_and_flows_keep_their_order() {
         let splits = world.plane.splits();
         for turn in 0..20 {
             splits.prepare(&helped(here, &[other], napi, 1), monotonic(), true).unwrap();
+            gather_whole(&mut ends, splits, other, 60);
             let before = splits.handed(other).packets;
-            ends.gather(60);
-            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
             ends.gather(200);
             assert_eq!(spilled(splits), [(QUEUE, vec![other])].into(), "turn {turn}");
             let handed = splits.handed(other).packets - before;
@@ -133,9 +140,7 @@ fn a_core_that_falls_behind_shares_its_queue_and_flows_keep_their_order() {
             assert!((30..=110).contains(&handed), "turn {turn}: {handed}");
             ends.gather(200);
             join(splits);
-            let before = splits.handed(other).packets;
-            ends.gather(200);
-            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
+            gather_whole(&mut ends, splits, other, 200);
         }
         assert_eq!(world.forwarded(), u64::from(ends.next));
     });
@@ -177,9 +182,7 @@ fn a_queue_that_is_being_joined_gets_help_again_and_flows_keep_their_order() {
             splits.join(QUEUE);
             prepare();
             tidy(splits);
-            let before = splits.handed(other).packets;
-            ends.gather(60);
-            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
+            gather_whole(&mut ends, splits, other, 60);
             ends.gather(200);
             assert_eq!(spilled(splits), [(QUEUE, vec![other])].into(), "turn {turn}");
             // Help that ends while flows come home leaves nothing behind.
@@ -188,9 +191,7 @@ fn a_queue_that_is_being_joined_gets_help_again_and_flows_keep_their_order() {
             prepare();
             splits.prepare(&BTreeMap::new(), monotonic(), true).unwrap();
             tidy(splits);
-            let before = splits.handed(other).packets;
-            ends.gather(200);
-            assert_eq!((spilled(splits).len(), splits.handed(other).packets), (0, before), "turn {turn}");
+            gather_whole(&mut ends, splits, other, 200);
         }
         assert_eq!(world.forwarded(), u64::from(ends.next));
     });

@@ -161,17 +161,21 @@ impl Bed {
         Ok(core.filter(|_| !self.is_hot || self.is_whole().unwrap_or(false)))
     }
 
+    /// A list of `millrace cores`. Asking the daemon takes a while.
+    pub fn reported(&self, list: &str) -> Result<Vec<Value>> {
+        let cores = self.daemon.ask(&["cores"])?;
+        cores[list].as_array().cloned().with_context(|| format!("millrace cores has no {list}"))
+    }
+
     /// The names of workloads that the daemon has found. Asking it takes a while.
     pub fn workloads(&self) -> Result<Vec<String>> {
-        let cores = self.daemon.ask(&["cores"])?;
-        let all = cores["workloads"].as_array().context("millrace cores has no workloads")?;
+        let all = self.reported("workloads")?;
         Ok(all.iter().filter_map(|workload| Some(workload["name"].as_str()?.to_owned())).collect())
     }
 
     /// Is no queue split? Asking the daemon takes a while.
     fn is_whole(&self) -> Result<bool> {
-        let cores = self.daemon.ask(&["cores"])?;
-        let queues = cores["queues"].as_array().context("millrace cores has no queues")?;
+        let queues = self.reported("queues")?;
         Ok(queues.iter().all(|queue| queue["shared"].as_array().is_none_or(Vec::is_empty)))
     }
 

@@ -3,14 +3,14 @@
 //! control period.
 //!
 //! Millrace never lets the core of a workload help, and it treats a pinned process as a workload. So the generator is
-//! pinned only while a step is sent. The daemon rarely notices this. If it does, the step is repeated.
+//! pinned only while a step is sent. If the daemon notices this, the step is repeated.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::{bed::Bed, parts::Parts};
+use super::{bed::Bed, parts::Parts, watch::lacked_time};
 use crate::{losses::Losses, sys};
 
 /// Steps of a trial.
@@ -57,7 +57,8 @@ struct StepOutcome {
 impl StepOutcome {
     fn sample(&self) -> Value {
         json!({"spilled_us": self.spilled_us, "sent": self.sent, "skipped": self.skipped,
-            "queues": self.queues, "helped": self.helped, "moves": self.moves, "lost": self.lost.total(), "lost_by_name": self.lost.0, "reordered": self.reordered})
+            "queues": self.queues, "helped": self.helped, "moves": self.moves, "lost": self.lost.total(),
+            "lost_by_name": self.lost.0, "reordered": self.reordered})
     }
 }
 
@@ -106,7 +107,7 @@ impl Parts<'_> {
             let again = if !workloads.is_empty() {
                 Some(format!("the daemon found workloads: {}", workloads.join(", ")))
             } else {
-                (step.skipped as f64 > MOST_SKIPPED * (step.sent + step.skipped) as f64)
+                lacked_time(step.sent, step.skipped, MOST_SKIPPED)
                     .then(|| "not sent as it should be".to_owned())
             };
             let sample = step.sample();
@@ -134,10 +135,8 @@ impl Bed {
         let cores = &self.testbed.topology.cores;
         let all = [cores.generator, cores.router[0]];
         let other = all.into_iter().find(|core| *core != home).context("the generator has no core")?;
-        let report = self.daemon.ask(&["cores"])?;
-        let queues = report["queues"].as_array().context("millrace cores has no queues")?;
+        let queues = self.reported("queues")?;
         let helped = queues.iter().filter(|queue| queue["helpers"][0].is_u64()).count();
-        let queues = queues.len();
         self.testbed.generator.allow(&[other])?;
         sys::sleep(PINNED)?;
         let before = self.counts()?;
@@ -162,7 +161,7 @@ impl Bed {
             skipped: after.skipped - before.skipped,
             lost: after.losses.since(&before.losses),
             reordered: after.reordered - before.reordered,
-            queues,
+            queues: queues.len(),
             helped,
             moves,
         })

@@ -177,7 +177,7 @@ impl CourseOutcome {
 
     /// Was there too little time to send the requested packets?
     pub fn is_noisy(&self) -> bool {
-        lacked_time(self.sent, self.skipped)
+        lacked_time(self.sent, self.skipped, MOST_SKIPPED)
     }
 
     /// Share of what was sent that did not arrive, wherever it was lost.
@@ -297,9 +297,9 @@ impl CourseOutcome {
     }
 }
 
-/// Did the generator skip too many packets for lack of time?
-pub(super) fn lacked_time(sent: u64, skipped: u64) -> bool {
-    skipped as f64 > MOST_SKIPPED * (sent + skipped) as f64
+/// Did the generator skip more than this share of the packets due, for lack of time?
+pub(super) fn lacked_time(sent: u64, skipped: u64, most: f64) -> bool {
+    skipped as f64 > most * (sent + skipped) as f64
 }
 
 /// Work of queues on each core between two moments, in nanoseconds. A queue that was moved counts where it is now.
