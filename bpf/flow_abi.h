@@ -17,8 +17,7 @@
 #define FLOW_TABLES	16
 #define FLOW_CORE_TABLE	16	/* asked first, while it has rules: names the core that goes on with a packet */
 #define FLOW_RULES	17	/* that may decide about a packet, one of each table */
-#define FLOW_TABLE_MASKS 80	/* distinct masks in one table */
-#define FLOW_MASKS	(FLOW_RULES * FLOW_TABLE_MASKS + 1)	/* one for each mask of a table; row 0 is the union of all */
+#define FLOW_MASKS	4096	/* one for each mask of a table; row 0 is the union of all */
 
 /*
  * The fields of a packet that rules can match, in network byte order. logic::flow::field says which bits belong to which
@@ -33,33 +32,37 @@ struct flow_key {
 	__u64 word[FLOW_WORDS];
 };
 
+/* A lookup searches the buckets of each mask in the table's order. They may also hold rules with other masks. */
 struct flow_mask {		/* 192 bytes */
 	__u64 word[FLOW_WORDS];
 	__u8  rest_count;	/* the number of rest words that it uses */
 	__u8  rest[FLOW_REST];	/* these words: 0 is word FLOW_FRONT */
 	__u64 index;		/* its buckets, a power of two: bits 0..31 the first in flow_index, 32..63 their number - 1 */
 	__u64 fragments;	/* row 0 only; not 0: fragments are dropped */
-	__u64 pad;
+	__u64 rank;		/* among rules of one priority (logic::flow::Key::rank); FLOW_RANK_BITS */
 };
 
 /*
- * The masks of a table. An entry: bits 0..10 row of flow_masks, 0: a hole; 11..47 rank of the mask among rules of one
- * priority (logic::flow::Key::rank); 48..63 the highest priority of its rules, or a higher one. The entries are sorted as
- * far as possible while packets run. No entry moves down past a reader, but one may be there twice for a while.
+ * One entry for each mask of a table that has rules in its buckets. Bits 0..11: row of flow_masks, 0: a hole. Bits from 12
+ * on: rank and priority of the best of these rules, or a higher value. The entries are sorted as far as possible while
+ * readers use them. Readers go from the first entry to the last. Entries move only towards the end, so readers miss
+ * none. A mask that must move towards the front has two entries for a while.
  */
-#define FLOW_ORDER_ROW	0x7ff
-#define FLOW_RANK_SHIFT	11
-#define FLOW_RANK_BITS	37
-#define FLOW_ORDER (FLOW_TABLE_MASKS + 32)
+#define FLOW_ORDER_ROW	0xfff
+#define FLOW_RANK_SHIFT	12
+#define FLOW_RANK_BITS	36
+#define FLOW_ORDER (FLOW_MASKS - 1 + 256)
 struct flow_table {
 	__u64 count;		/* entries to look at, holes among them */
 	__u64 order[FLOW_ORDER];
 };
 
 /*
- * A slot: high 32 bits hash tag, low 32 bits rule id; 0: empty. A key sits in bucket h of its mask or, when that is full,
- * in h ^ 1. Each mask has its own buckets, as many as its rules need. So the buckets of masks with few rules stay in the
- * CPU's cache, however many rules the others have.
+ * A slot: high 32 bits hash tag, low 32 bits rule id; 0: empty; all bits: its rule is gone. A rule is in bucket h of a
+ * mask or, when that is full, in h ^ 1. While a rule of h is in h ^ 1, no slot of h is empty. Readers look into h ^ 1 only
+ * if h has no empty slot. Rules never move between the two. h is the hash of the key's bits that this mask tests. The
+ * rule's own mask may test more bits. Each mask has its own buckets, as many as the rules in them need. So the buckets of
+ * masks with few rules stay in the CPU's cache, however many rules the others have.
  */
 #define FLOW_WAYS 8
 struct flow_bucket {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* Finds the rule of a key: tuple space search, one hash per mask, in the order of the highest priority of each mask. */
+/* Finds the rule of a key: tuple space search, one hash per mask that holds rules. Masks with the best rules come first. */
 #pragma once
 
 #define K3 0xbf58476d1ce4e5b9ULL
@@ -56,42 +56,51 @@ static __always_inline void flow_rest_store(struct flow_rest *rest, const struct
 		rest->word[at] = key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at];
 }
 
-/* Returns the id of the rule with this key in a bucket, or 0. Sets *full if the key may be in the other bucket. */
-static __always_inline __u32 flow_search(const struct flow_scratch *s, const struct flow_mask *m, __u32 mask, __u32 bucket,
-					 __u32 tag, bool *full)
+/* Makes a rule the best if it matches the key and precedes the best so far. A global function: few packets call it twice. */
+__noinline int flow_consider(struct flow_scratch *s, __u32 id)
 {
-	const struct flow_bucket *b = ROW(flow_index, bucket);
+	const struct flow_rule *rule = ROW(flow_rules, id);
+	const struct flow_mask *m = rule ? ROW(flow_masks, rule->mask) : NULL;
+	const struct flow_rest *rest;
 
-	if (!b)
+	if (!s || !m)
 		return 0;
-	*full = true;
-	for (int i = 0; i < FLOW_WAYS; i++) {
-		__u64 slot = *(volatile const __u64 *)&b->slot[i];
-		const struct flow_rule *rule;
-		const struct flow_rest *rest;
-
-		if (!slot) {
-			*full = false;
-			continue;
-		}
-		if (slot >> 32 != tag || !(rule = ROW(flow_rules, (__u32)slot)))
-			continue;
-		if (rule->mask != mask || rule->key[0] != (s->key.word[0] & m->word[0]) ||
-		    rule->key[1] != (s->key.word[1] & m->word[1]) || rule->key[2] != (s->key.word[2] & m->word[2]) ||
-		    rule->key[3] != (s->key.word[3] & m->word[3]))
-			continue;
-		if (m->rest_count && (!(rest = ROW(flow_rest, rule->rest)) || !flow_rest_equal(rest, m, &s->key)))
-			continue;
-		return slot;
-	}
+	__u64 precedence = ((__u64)rule->priority << FLOW_RANK_BITS | m->rank) + 1;
+	if (precedence <= s->best_precedence)
+		return 0;
+	for (int i = 0; i < FLOW_FRONT; i++)
+		if (rule->key[i] != (s->key.word[i] & m->word[i]))
+			return 0;
+	if (m->rest_count && (!(rest = ROW(flow_rest, rule->rest)) || !flow_rest_equal(rest, m, &s->key)))
+		return 0;
+	s->best = id;
+	s->best_precedence = precedence;
 	return 0;
 }
 
-/* The rule under one mask. A global function: the verifier checks it once. */
-__noinline __u32 flow_probe(struct flow_scratch *s, __u32 mask)
+/* Compares the rules in a bucket. Returns true if the bucket is full. The key may then be in the other bucket. */
+static __always_inline bool flow_search(struct flow_scratch *s, __u32 bucket, __u32 tag)
+{
+	const struct flow_bucket *b = ROW(flow_index, bucket);
+	bool full = true;
+
+	if (!b)
+		return false;
+	for (int i = 0; i < FLOW_WAYS; i++) {
+		__u64 slot = *(volatile const __u64 *)&b->slot[i];
+
+		if (!slot)
+			full = false;
+		else if (slot >> 32 == tag)
+			flow_consider(s, slot);
+	}
+	return full;
+}
+
+/* Looks into the buckets of a mask. A global function: the verifier checks it once. */
+__noinline int flow_probe(struct flow_scratch *s, __u32 mask)
 {
 	const struct flow_mask *m = ROW(flow_masks, mask);
-	bool full = false;
 
 	if (!s || !m)
 		return 0;
@@ -102,34 +111,29 @@ __noinline __u32 flow_probe(struct flow_scratch *s, __u32 mask)
 	h = flow_mix(h);
 	__u64 index = *(volatile const __u64 *)&m->index;
 	__u32 first = index, buckets = index >> 32, bucket = h >> 32 & buckets;
-	__u32 rule = flow_search(s, m, mask, first + bucket, h, &full);
 
-	if (!rule && full)
-		rule = flow_search(s, m, mask, first + ((bucket ^ 1) & buckets), h, &full);
-	/* It may have moved to its first bucket meanwhile. Rules move nowhere else. */
-	if (!rule && full)
-		rule = flow_search(s, m, mask, first + bucket, h, &full);
-	return rule;
+	if (!flow_search(s, first + bucket, h))
+		return 0;
+	if (buckets)
+		flow_search(s, first + (bucket ^ 1), h);
+	return 0;
 }
 
-/* Looks under one mask of a table. Its state is in the scratch row, so the verifier checks this only once. */
-__noinline int flow_try(struct flow_scratch *s, __u64 entry)
+struct flow_walk {
+	struct flow_scratch *scratch;
+	const struct flow_table *table;
+};
+
+static long flow_try(__u32 i, struct flow_walk *walk)
 {
-	__u32 mask = entry & FLOW_ORDER_ROW;
-	__u64 rank = entry >> FLOW_RANK_SHIFT & ((1ULL << FLOW_RANK_BITS) - 1);
+	__u64 entry;
 
-	if (!s || !mask || s->best_precedence > entry >> FLOW_RANK_SHIFT)
-		return 0;
-	__u32 found = flow_probe(s, mask);
-	const struct flow_rule *rule = found ? ROW(flow_rules, found) : NULL;
-
-	if (!rule)
-		return 0;
-	__u64 precedence = ((__u64)rule->priority << FLOW_RANK_BITS | rank) + 1;
-	if (precedence > s->best_precedence) {
-		s->best = found;
-		s->best_precedence = precedence;
-	}
+	/* Entries may move towards the end during the loop, so the count is read again each time. */
+	if (i >= FLOW_ORDER || i >= *(volatile const __u64 *)&walk->table->count)
+		return 1;
+	entry = *(volatile const __u64 *)&walk->table->order[i];
+	if (entry & FLOW_ORDER_ROW && walk->scratch->best_precedence <= entry >> FLOW_RANK_SHIFT)
+		flow_probe(walk->scratch, entry & FLOW_ORDER_ROW);
 	return 0;
 }
 
@@ -139,14 +143,13 @@ __noinline int flow_try(struct flow_scratch *s, __u64 entry)
  */
 __noinline __u32 flow_lookup(struct flow_scratch *s, __u32 table)
 {
-	const struct flow_table *t = ROW(flow_tables, table);
+	struct flow_walk walk = { .scratch = s, .table = ROW(flow_tables, table) };
 
-	if (!s || !t)
+	if (!s || !walk.table)
 		return 0;
 	s->best = 1 + table;
 	s->best_precedence = 0;
-	for (int i = 0; i < FLOW_ORDER && i < (int)t->count; i++)
-		flow_try(s, *(volatile const __u64 *)&t->order[i]);
+	bpf_loop(FLOW_ORDER, flow_try, &walk, 0);
 	return s->best;
 }
 

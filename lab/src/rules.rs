@@ -42,7 +42,7 @@ impl Rules {
         Self { text: self.text.replace("actions=", &format!("actions=set_core:{core},")), ..self }
     }
 
-    /// Rules under this number of masks (2 to 70). The packets of a testbed match only the lowest mask, which tests
+    /// Rules under this number of masks (2 to 256). The packets of a testbed match only the lowest mask, which tests
     /// nothing but the port. So each flow is compared under all masks. One mask covers addresses and ports, so that
     /// every flow is separate.
     pub fn masks(masks: usize) -> Self {
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn as_many_masks_as_were_asked_for() {
-        for masks in [2, 4, 64] {
+        for masks in [2, 4, 64, 256] {
             let rules = Rules::masks(masks);
             assert_eq!(masks_of(&rules).len(), masks);
             assert_eq!(rules.count, 1 + (masks - 1) * UNDER_EACH);

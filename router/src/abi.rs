@@ -161,6 +161,7 @@ const _: () = {
     assert!(offset_of!(flow_mask, rest_count) == Key::BYTES);
     assert!(offset_of!(flow_mask, rest) == Key::BYTES + 1);
     assert!(offset_of!(flow_mask, index) == Key::BYTES + 16);
+    assert!(offset_of!(flow_mask, rank) == Key::BYTES + 32);
     assert!(size_of::<flow_table>() == bytes(words::TABLE));
     assert!(size_of::<flow_bucket>() == bytes(words::BUCKET));
     assert!(size_of::<flow_rule>() == bytes(words::RULE));
@@ -308,10 +309,11 @@ mod tests {
             ("FLOW_TABLES", TABLES.into()),
             ("FLOW_CORE_TABLE", CORE_TABLE.into()),
             ("FLOW_RULES", kernel::TABLE_ROWS as u32),
-            ("FLOW_TABLE_MASKS", kernel::TABLE_MASKS as u32),
+            ("FLOW_MASKS", kernel::MASKS as u32),
             ("FLOW_WORDS", Key::WORDS as u32),
             ("FLOW_FRONT", kernel::FRONT as u32),
             ("FLOW_RANK_SHIFT", encoding::ORDER_RANK_SHIFT),
+            ("FLOW_ORDER_ROW", (1 << encoding::ORDER_RANK_SHIFT) - 1),
             ("FLOW_RANK_BITS", 48 - encoding::ORDER_RANK_SHIFT),
             ("FLOW_CACHE_WAYS", kernel::CACHE_WAYS as u32),
             ("FLOW_WAYS", kernel::words::BUCKET as u32),

@@ -39,7 +39,7 @@ pub struct FlowsOptions {
     entries: Vec<u32>,
     /// Numbers of masks that every flow is compared under
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2, 4, 16, 64],
-        value_parser = clap::value_parser!(u16).range(2..=64))]
+        value_parser = clap::value_parser!(u16).range(2..=256))]
     masks: Vec<u16>,
     /// Subjects, alternately; Open vSwitch only up to 10,000 rules, which take it seconds
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["millrace", "ovs-afxdp", "ovs-packet"],

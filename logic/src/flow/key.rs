@@ -57,6 +57,11 @@ impl Key {
         self.with(other, |mine, other| mine | other)
     }
 
+    /// The bits that both masks test.
+    pub fn intersection(&self, other: &Key) -> Key {
+        self.with(other, |mine, other| mine & other)
+    }
+
     fn with(&self, other: &Key, both: impl Fn(u64, u64) -> u64) -> Key {
         let (mut words, others) = (self.words(), other.words());
         words.iter_mut().zip(others).for_each(|(word, other)| *word = both(*word, other));
@@ -64,14 +69,15 @@ impl Key {
     }
 
     /// The rank of a mask. It decides between rules of one priority that match the same packet, where OpenFlow leaves the
-    /// choice open. The mask with more bits wins, then the one with the higher hash. It has 37 bits.
+    /// choice open. The mask with more bits wins, then the one with the higher hash. It has 36 bits. If two
+    /// masks have the same rank, either may win.
     pub fn rank(&self) -> u64 {
         let words = self.words();
         let bits: u32 = words.iter().map(|word| word.count_ones()).sum();
         let hash = words
             .iter()
             .fold(0_u64, |h, word| (h ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29));
-        u64::from(bits) << 26 | hash >> 38
+        u64::from(bits) << 25 | hash >> 39
     }
 
     /// Is every bit of `self` in `other`?

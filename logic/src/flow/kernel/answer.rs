@@ -6,6 +6,7 @@ use super::{
     index::Index,
     masks,
     memory::{ORDER, ORDER_RANK_SHIFT, TABLE_ROWS, words},
+    order,
     ranges::Range,
     rule_word, verdict,
 };
@@ -58,37 +59,42 @@ impl<M: FlowMemory> Reader<'_, M> {
         self.rule(row, rule_word::HEAD) as u32
     }
 
-    fn probe(&self, key: &Words, mask_row: u16) -> Option<u32> {
+    /// The precedence of a rule among the rules that match this key. `None` if it does not match.
+    fn precedence(&self, row: u32, key: &Words) -> Option<u64> {
+        let head = self.rule(row, rule_word::HEAD);
+        let (mask_row, priority) = ((head >> 32) as u16, head >> 48);
         let mask = self.mask(mask_row);
+        let rest = self.rule(row, rule_word::REST) as u32 as usize * words::REST;
+        let matches = (0..Key::WORDS).all(|i| {
+            key[i] & mask[i]
+                == match i.checked_sub(FRONT) {
+                    None => self.rule(row, rule_word::KEY + i),
+                    Some(at) => self.memory.rest()[rest + at].load(Acquire),
+                }
+        });
+        let rank = self.memory.masks()[usize::from(mask_row) * words::MASK + masks::RANK_WORD].load(Acquire);
+        matches.then_some((priority << (48 - ORDER_RANK_SHIFT) | rank) + 1)
+    }
+
+    /// The rules in the buckets of a mask that may match this key.
+    fn probe(&self, key: &Words, mask_row: u16) -> Vec<u32> {
         let at = self.memory.masks()[usize::from(mask_row) * words::MASK + Key::WORDS + 2].load(Acquire);
         let range = Range { first: at as u32, count: (at >> 32) as u32 + 1 };
-        Index::new(self.memory.index(), range).find(self.seed.key(key, &mask)).find(|&row| {
-            let rest = self.rule(row, rule_word::REST) as u32 as usize * words::REST;
-            (self.rule(row, rule_word::HEAD) >> 32) as u16 == mask_row
-                && (0..Key::WORDS).all(|i| {
-                    key[i] & mask[i]
-                        == match i.checked_sub(FRONT) {
-                            None => self.rule(row, rule_word::KEY + i),
-                            Some(at) => self.memory.rest()[rest + at].load(Acquire),
-                        }
-                })
-        })
+        Index::new(self.memory.index(), range).find(self.seed.key(key, &self.mask(mask_row))).collect()
     }
 
     fn lookup(&self, table: u8, key: &Words) -> u32 {
-        let order = &self.memory.tables()[usize::from(table) * words::TABLE..][..words::TABLE];
-        let count = (order[0].load(Acquire) as usize).min(ORDER);
+        let entries = &self.memory.tables()[usize::from(table) * words::TABLE..][..words::TABLE];
+        let count = (entries[0].load(Acquire) as usize).min(ORDER);
         let (mut best, mut best_precedence) = (1 + u32::from(table), 0);
-        for entry in order[1..=count].iter().map(|entry| entry.load(Acquire)) {
-            if masks::row_of(entry) == 0 || best_precedence > entry >> ORDER_RANK_SHIFT {
+        for entry in entries[1..=count].iter().map(|entry| entry.load(Acquire)) {
+            if order::row_of(entry) == 0 || best_precedence > entry >> ORDER_RANK_SHIFT {
                 continue;
             }
-            let Some(row) = self.probe(key, masks::row_of(entry)) else { continue };
-            let priority = self.rule(row, rule_word::HEAD) >> 48;
-            let rank = entry >> ORDER_RANK_SHIFT & ((1 << (48 - ORDER_RANK_SHIFT)) - 1);
-            let precedence = (priority << (48 - ORDER_RANK_SHIFT) | rank) + 1;
-            if precedence > best_precedence {
-                (best, best_precedence) = (row, precedence);
+            for row in self.probe(key, order::row_of(entry)) {
+                if let Some(precedence) = self.precedence(row, key).filter(|it| *it > best_precedence) {
+                    (best, best_precedence) = (row, precedence);
+                }
             }
         }
         best

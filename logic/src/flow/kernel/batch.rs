@@ -1,6 +1,6 @@
 //! Changes that packets do not follow yet: which cached decisions die, and what may be reused afterwards.
 
-use super::{CACHE_WAYS, FRONT, FlowMemory, Seed, Writer, masks, miss, ranges::Range, row, rule_word, words};
+use super::{CACHE_WAYS, FRONT, FlowMemory, Seed, Writer, miss, order, ranges::Range, row, rule_word, words};
 use crate::flow::{
     Key,
     rule::{CORE_TABLE, TableId},
@@ -73,7 +73,12 @@ impl<M: FlowMemory> Writer<M> {
         // The open batch may have given a mask a new second entry, which readers may have passed. It removes the others later.
         let open: BTreeSet<(TableId, u16)> = self.batch.twice.iter().copied().collect();
         for &(table, row) in batch.twice.iter().filter(|place| !open.contains(place)) {
-            masks::tidy(&self.memory, table, row);
+            order::tidy(&self.memory, table, row);
+        }
+        for table in 0..=CORE_TABLE {
+            let moved = order::close_holes(&self.memory, table, |row| !open.contains(&(table, row)));
+            self.batch.changed |= !moved.is_empty();
+            self.batch.twice.extend(moved.into_iter().map(|row| (table, row)));
         }
     }
 

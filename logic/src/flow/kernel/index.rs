@@ -1,14 +1,18 @@
 //! Places of rules in the buckets of their mask: bucket `h`, or `h ^ 1` if that one is full. No list of places exists: a
 //! slot names a rule, the rule's row has its key, and the key gives the hash.
 //!
-//! A reader looks into the second bucket only if the first is full. When a rule leaves a hole, a rule that had to go to the
-//! second bucket therefore moves into it at once. For a moment this rule is in both places rather than in none.
+//! A reader looks into the second bucket only if the first has no empty slot. So while a rule is in its second bucket, the
+//! slots of rules that leave the first one are marked ([`GONE`]). Such a slot is free for another rule, but not empty. Rules
+//! never move, so a reader cannot miss one that stays.
 
 use super::{memory::words, ranges::Range};
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Release},
 };
+
+/// A slot whose rule is gone. Readers go on to the second bucket. No rule has this row.
+const GONE: u64 = u64::MAX;
 
 /// Both buckets are full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +31,11 @@ fn slot(hash: u64, id: u32) -> u64 {
     hash << 32 | u64::from(id)
 }
 
+/// The rule of a slot.
+fn rule(word: u64) -> Option<u32> {
+    (word != 0 && word != GONE).then_some(word as u32)
+}
+
 impl<'a> Index<'a> {
     /// The index in the buckets of one mask.
     pub fn new(all: &'a [AtomicU64], range: Range) -> Self {
@@ -41,24 +50,30 @@ impl<'a> Index<'a> {
 
     /// All rules in the index.
     pub fn rules(&self) -> impl Iterator<Item = u32> + '_ {
-        self.slots.iter().map(|slot| slot.load(Acquire) as u32).filter(|id| *id != 0)
+        self.slots.iter().filter_map(|slot| rule(slot.load(Acquire)))
     }
 
     fn bucket(&self, bucket: usize) -> std::ops::Range<usize> {
         bucket * words::BUCKET..(bucket + 1) * words::BUCKET
     }
 
-    /// The two buckets that a hash may be in, the preferred one first. If there is only one bucket, it is returned twice.
-    fn homes(&self, hash: u64) -> [usize; 2] {
+    /// The bucket for rules that have no room in this one; `None` if there is only one bucket.
+    fn other(&self, bucket: usize) -> Option<usize> {
+        (self.slots.len() > words::BUCKET).then_some(bucket ^ 1)
+    }
+
+    /// The slots that a hash may be in, those of the preferred bucket first.
+    fn places(&self, hash: u64) -> impl Iterator<Item = usize> {
         let first = home(hash, self.slots.len());
-        [first, (first ^ 1) & (self.slots.len() / words::BUCKET - 1)]
+        self.bucket(first).chain(self.other(first).into_iter().flat_map(|bucket| self.bucket(bucket)))
+    }
+
+    fn rule(&self, at: usize) -> Option<u32> {
+        rule(self.slots[at].load(Acquire))
     }
 
     fn at(&self, hash: u64, id: u32) -> Option<usize> {
-        self.homes(hash)
-            .into_iter()
-            .flat_map(|bucket| self.bucket(bucket))
-            .find(|&at| self.slots[at].load(Acquire) as u32 == id)
+        self.places(hash).find(|&at| self.rule(at) == Some(id))
     }
 
     /// Is there room for a rule with this hash?
@@ -67,10 +82,7 @@ impl<'a> Index<'a> {
     }
 
     fn hole(&self, hash: u64) -> Option<usize> {
-        self.homes(hash)
-            .into_iter()
-            .flat_map(|bucket| self.bucket(bucket))
-            .find(|&at| self.slots[at].load(Acquire) == 0)
+        self.places(hash).find(|&at| self.rule(at).is_none())
     }
 
     pub fn insert(&self, hash: u64, id: u32) -> Result<(), Full> {
@@ -88,30 +100,29 @@ impl<'a> Index<'a> {
 
     /// Removes a rule. `hash_of` returns the hash of any other rule in the index.
     pub fn remove(&self, hash: u64, id: u32, hash_of: impl Fn(u32) -> u64) {
-        let Some(mut at) = self.at(hash, id) else { return };
-        // Each round moves a rule to its first bucket, and none leaves its first bucket, so the loop ends.
-        loop {
-            let bucket = at / words::BUCKET;
-            let next = (bucket ^ 1) & (self.slots.len() / words::BUCKET - 1);
-            let guest = self.bucket(next).filter(|_| next != bucket).find(|&from| {
-                let id = self.slots[from].load(Acquire) as u32;
-                id != 0 && home(hash_of(id), self.slots.len()) == bucket
-            });
-            let Some(from) = guest else { break };
-            self.slots[at].store(self.slots[from].load(Acquire), Release);
-            at = from;
+        let Some(at) = self.at(hash, id) else { return };
+        let (bucket, own) = (at / words::BUCKET, home(hash, self.slots.len()));
+        // Does a rule of this bucket lie in the other one?
+        let overflows = |bucket| {
+            let others = self.other(bucket).into_iter().flat_map(|other| self.bucket(other));
+            let mut guests = others.filter_map(|at| self.rule(at)).filter(|other| *other != id);
+            guests.any(|other| home(hash_of(other), self.slots.len()) == bucket)
+        };
+        self.slots[at].store(if overflows(bucket) { GONE } else { 0 }, Release);
+        if bucket != own && !overflows(own) {
+            let gone = self.bucket(own).filter(|&at| self.rule(at).is_none());
+            gone.for_each(|at| self.slots[at].store(0, Release));
         }
-        self.slots[at].store(0, Release);
     }
 
     /// The rules that a reader finds under this hash and tag.
     pub fn find(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
-        let [first, second] = self.homes(hash);
-        let full = self.bucket(first).all(|at| self.slots[at].load(Acquire) != 0);
-        let second = self.bucket(second).filter(move |_| full);
-        self.bucket(first).chain(second).filter_map(move |at| {
+        let first = self.bucket(home(hash, self.slots.len()));
+        let is_full = first.clone().all(|at| self.slots[at].load(Acquire) != 0);
+        let count = if is_full { 2 * words::BUCKET } else { words::BUCKET };
+        self.places(hash).take(count).filter_map(move |at| {
             let word = self.slots[at].load(Acquire);
-            (word != 0 && word >> 32 == hash & 0xffff_ffff).then_some(word as u32)
+            rule(word).filter(|_| word >> 32 == hash & 0xffff_ffff)
         })
     }
 }
@@ -127,27 +138,95 @@ mod tests {
         u64::from(id % 4) << 32 | 7
     }
 
+    struct World {
+        slots: Vec<AtomicU64>,
+        inside: BTreeSet<u32>,
+    }
+
+    impl World {
+        fn index(&self) -> Index<'_> {
+            Index::new(&self.slots, Range { first: 0, count: 4 })
+        }
+
+        fn insert(&mut self, id: u32) {
+            if !self.inside.contains(&id) && self.index().insert(hash(id), id).is_ok() {
+                self.inside.insert(id);
+            }
+        }
+
+        fn remove(&mut self, id: u32) {
+            if self.inside.remove(&id) {
+                self.index().remove(hash(id), id, hash);
+            }
+        }
+
+        /// What the program finds, slot by slot. `between` is called before it reads each slot.
+        fn read(&mut self, hash: u64, mut between: impl FnMut(&mut World)) -> BTreeSet<u32> {
+            let mut found = BTreeSet::new();
+            let first = home(hash, self.slots.len());
+            for bucket in [first, first ^ 1] {
+                let mut is_full = true;
+                for at in bucket * words::BUCKET..(bucket + 1) * words::BUCKET {
+                    between(self);
+                    let word = self.slots[at].load(Acquire);
+                    is_full &= word != 0;
+                    found.extend(rule(word).filter(|_| word >> 32 == hash & 0xffff_ffff));
+                }
+                if !is_full {
+                    break;
+                }
+            }
+            found
+        }
+    }
+
     proptest! {
+        #![proptest_config(crate::cases(1024))]
         #[test]
         fn a_reader_finds_every_inserted_rule(steps in prop::collection::vec((1_u32..60, any::<bool>()), 1..200)) {
-            let slots: Vec<AtomicU64> = (0..4 * words::BUCKET).map(|_| AtomicU64::new(0)).collect();
-            let index = Index::new(&slots, Range { first: 0, count: 4 });
-            let mut inside = BTreeSet::new();
+            let slots = (0..4 * words::BUCKET).map(|_| AtomicU64::new(0)).collect();
+            let mut world = World { slots, inside: BTreeSet::new() };
             for (id, insert) in steps {
-                if insert && !inside.contains(&id) {
-                    let room = index.has_room(hash(id));
-                    prop_assert_eq!(index.insert(hash(id), id).is_ok(), room);
-                    if room {
-                        inside.insert(id);
-                    }
-                } else if !insert && inside.remove(&id) {
-                    index.remove(hash(id), id, hash);
+                if insert {
+                    let expected = world.inside.contains(&id) || world.index().has_room(hash(id));
+                    world.insert(id);
+                    prop_assert_eq!(world.inside.contains(&id), expected);
+                } else {
+                    world.remove(id);
                 }
-                for &id in &inside {
-                    prop_assert!(index.find(hash(id)).any(|found| found == id), "{id} of {inside:?}");
+                let index = world.index();
+                for &id in &world.inside {
+                    prop_assert!(index.find(hash(id)).any(|found| found == id), "{id} of {:?}", world.inside);
                 }
-                prop_assert_eq!(slots.iter().filter(|s| s.load(Acquire) != 0).count(), inside.len());
+                prop_assert_eq!(index.rules().collect::<BTreeSet<_>>(), world.inside.clone());
             }
+            let last: Vec<u32> = world.inside.iter().copied().collect();
+            last.into_iter().for_each(|id| world.remove(id));
+            prop_assert!(world.slots.iter().all(|slot| slot.load(Acquire) == 0));
+        }
+
+        /// Rules come and go while a packet looks for one. It finds all rules that are there from its beginning to its end.
+        #[test]
+        fn a_reader_misses_no_rule_that_stays(
+            before in prop::collection::vec(1_u32..60, 8..40),
+            meanwhile in prop::collection::vec((0_u8..3, 1_u32..60), 2 * words::BUCKET),
+            bucket in 0_u32..4,
+        ) {
+            let slots = (0..4 * words::BUCKET).map(|_| AtomicU64::new(0)).collect();
+            let mut world = World { slots, inside: BTreeSet::new() };
+            before.into_iter().for_each(|id| world.insert(id));
+            let mut stay = world.inside.clone();
+            let mut steps = meanwhile.into_iter();
+            let found = world.read(hash(bucket), |world| match steps.next() {
+                Some((0, id)) => world.insert(id),
+                Some((1, id)) => {
+                    stay.remove(&id);
+                    world.remove(id);
+                }
+                _ => (),
+            });
+            stay.retain(|id| hash(*id) == hash(bucket));
+            prop_assert!(stay.is_subset(&found), "{stay:?} of which {found:?} were found");
         }
     }
 }

@@ -1,31 +1,39 @@
-//! Masks: their rows, the order in which those of a table are searched, and the union of all, under which flows are cached.
+//! Masks: their rows, the rules in their buckets, and the union of all, under which flows are cached.
 //!
-//! The order saves time and decides nothing. A reader skips masks that cannot win. It misses none that can, as long as each
-//! mask has an entry that is at least as high as its best rule. Readers go upwards through the entries. A mask that moves
-//! towards the front is therefore written a second time, and the other entry is removed after a grace period.
+//! A lookup searches the buckets of every mask that has any (tuple space search). So masks of a table with many masks share
+//! buckets (Daly and others: TupleMerge, IEEE/ACM ToN 2019). A rule may be in the buckets of another mask that tests only
+//! some of the bits of the rule's own mask. The hash of these bits is its place there. At most [`COLLISIONS`] rules have the
+//! same hash in shared buckets. So a lookup searches fewer buckets, and compares few rules in each.
 
 use super::{
     index::Index,
-    memory::{FRONT, FlowMemory, MASKS, ORDER, ORDER_RANK_SHIFT, TABLE_MASKS, words},
+    memory::{FRONT, FlowMemory, MASKS, words},
+    order::{Order, entry},
     ranges::{Range, Ranges},
 };
 use crate::flow::{
     Key, Refused,
-    rule::{CORE_TABLE, TableId},
+    rule::{TABLES, TableId},
 };
-use std::{
-    collections::HashMap,
-    sync::atomic::{
-        AtomicU64,
-        Ordering::{Acquire, Release},
-    },
-};
+use std::{collections::HashMap, sync::atomic::Ordering::Release};
 
 struct Row {
     table: TableId,
     mask: Key,
+    /// How many rules have this mask.
     rules: u32,
-    range: Range,
+    /// How many rules lie in its buckets.
+    held: u32,
+    /// Its buckets, if it holds rules.
+    range: Option<Range>,
+    /// The mask whose buckets its last rule went to; 0: its own.
+    host: u16,
+}
+
+impl Row {
+    fn is_unused(&self) -> bool {
+        self.rules == 0 && self.held == 0
+    }
 }
 
 pub(super) struct Masks {
@@ -33,25 +41,35 @@ pub(super) struct Masks {
     rows: Vec<Option<Row>>,
     free: Vec<u16>,
     by_mask: HashMap<(TableId, Key), u16>,
+    /// The rows of each table that hold rules. Those whose mask tests most bits come first.
+    holders: Vec<Vec<u16>>,
     union: Key,
     ranges: Ranges,
 }
 
 /// The buckets of a mask with few rules: one cache line.
 const FEWEST_BUCKETS: u32 = 1;
-/// The word of a mask's row that says where its rules are.
+/// Masks of a table share buckets if at least this many of them hold rules.
+const FEW: usize = 8;
+/// The most rules with the same hash in the buckets of another mask.
+pub(super) const COLLISIONS: usize = 4;
+/// So many masks at most are tried for a rule.
+const HOSTS: usize = 16;
+/// The fewest bits that a mask must test if it is made only for sharing.
+const LEAST_BITS: u32 = 8;
+/// Rules go to buckets of other masks only while more rows are left. Masks whose own rules are gone may still hold rules of
+/// others, and these rows are for the masks of rules.
+const LEFT: usize = crate::flow::table::MASKS;
+/// The word of a mask's row that says where its buckets are.
 const INDEX_WORD: usize = Key::WORDS + 2;
 /// In the row of the union, the word that says whether fragments are dropped.
 pub(super) const FRAGMENTS_WORD: usize = INDEX_WORD + 1;
+/// The word of a mask's row that has its rank.
+pub(super) const RANK_WORD: usize = FRAGMENTS_WORD + 1;
+const _: () = assert!(RANK_WORD + 1 == words::MASK);
 
-/// An entry of the order: priority, rank of the mask, and its row.
-fn entry(priority: u16, mask: &Key, row: u16) -> u64 {
-    u64::from(priority) << 48 | mask.rank() << ORDER_RANK_SHIFT | u64::from(row)
-}
-
-/// The row of an entry; 0: a hole.
-pub(super) fn row_of(entry: u64) -> u16 {
-    (entry & ((1 << ORDER_RANK_SHIFT) - 1)) as u16
+fn bits(mask: &Key) -> u32 {
+    mask.words().iter().map(|word| word.count_ones()).sum()
 }
 
 /// A mask as `struct flow_mask`: the words of the mask, then a list of the rest words that it uses.
@@ -79,6 +97,7 @@ impl Masks {
             rows: (0..MASKS).map(|_| None).collect(),
             free: (1..MASKS as u16).rev().collect(),
             by_mask: HashMap::new(),
+            holders: vec![Vec::new(); usize::from(TABLES) + 1],
             union: Key::ZERO,
             ranges: Ranges::new(buckets),
         }
@@ -88,102 +107,205 @@ impl Masks {
         &self.union
     }
 
+    fn row(&self, row: u16) -> Option<&Row> {
+        self.rows[usize::from(row)].as_ref()
+    }
+
     pub fn table(&self, row: u16) -> TableId {
-        self.rows[usize::from(row)].as_ref().map_or(0, |row| row.table)
+        self.row(row).map_or(0, |row| row.table)
     }
 
-    /// The buckets that hold the rules of a mask.
-    pub fn range(&self, row: u16) -> Range {
-        self.rows[usize::from(row)].as_ref().map_or(Range { first: 0, count: 1 }, |row| row.range)
+    pub fn mask(&self, row: u16) -> Key {
+        self.row(row).map_or(Key::ZERO, |row| row.mask)
     }
 
-    /// How many rules a mask has.
-    pub fn rules(&self, row: u16) -> u32 {
-        self.rows[usize::from(row)].as_ref().map_or(0, |row| row.rules)
+    /// The masks of a table that hold rules.
+    #[cfg(test)]
+    pub fn holders(&self, table: TableId) -> &[u16] {
+        &self.holders[usize::from(table)]
     }
 
-    /// Takes `times` as many buckets for a mask. The caller fills them and then calls [`moved`](Masks::moved).
-    pub fn bigger(&mut self, row: u16, times: u32) -> Option<Range> {
-        self.ranges.take(self.range(row).count.checked_mul(times)?)
+    /// Whether no mask has a row, and all buckets are free.
+    #[cfg(test)]
+    pub fn are_all_free(&self) -> bool {
+        self.by_mask.is_empty() && self.free.len() == MASKS - 1 && self.ranges.is_whole()
+    }
+
+    /// The buckets of a mask; `None` if it never held a rule.
+    pub fn range(&self, row: u16) -> Option<Range> {
+        self.row(row)?.range
+    }
+
+    /// How many rules lie in the buckets of a mask.
+    pub fn held(&self, row: u16) -> u32 {
+        self.row(row).map_or(0, |row| row.held)
+    }
+
+    /// Gives a mask its first buckets. Returns false if there are none left.
+    pub fn open(&mut self, memory: &impl FlowMemory, row: u16) -> bool {
+        if self.range(row).is_some() {
+            return true;
+        }
+        let Some(range) = self.ranges.take(FEWEST_BUCKETS) else { return false };
+        Index::new(memory.index(), range).clear();
+        self.moved(memory, row, range);
+        true
+    }
+
+    /// Takes buckets for a mask. The caller fills them and then calls [`moved`](Masks::moved).
+    pub fn take(&mut self, count: u32) -> Option<Range> {
+        self.ranges.take(count)
     }
 
     /// Shows readers the new buckets of a mask. Returns the old ones, which are given back when no reader is left.
     pub fn moved(&mut self, memory: &impl FlowMemory, row: u16, range: Range) -> Option<Range> {
         let r = self.rows[usize::from(row)].as_mut()?;
         memory.masks()[usize::from(row) * words::MASK + INDEX_WORD].store(range.word(), Release);
-        Some(std::mem::replace(&mut r.range, range))
+        r.range.replace(range)
     }
 
     pub fn give_back(&mut self, range: Range) {
         self.ranges.put(range);
     }
 
-    pub fn mask(&self, row: u16) -> Key {
-        self.rows[usize::from(row)].as_ref().map_or(Key::ZERO, |row| row.mask)
-    }
-
-    /// The row for a rule with this mask. It is written, but not yet in the order of its table. Refused if the table has too
-    /// many masks, or if there is no room for their rules.
+    /// Returns the row of a rule's mask, and counts the rule. The row is written, but the rule is in no buckets yet.
+    /// Refused if there are too many masks.
     pub fn get(&mut self, memory: &impl FlowMemory, table: TableId, mask: &Key) -> Result<u16, Refused> {
-        if let Some(&row) = self.by_mask.get(&(table, *mask)) {
-            self.rows[usize::from(row)].as_mut().into_iter().for_each(|row| row.rules += 1);
-            return Ok(row);
-        }
-        if self.by_mask.keys().filter(|(t, _)| *t == table).count() >= TABLE_MASKS {
-            return Err(Refused::TooManyMasks);
-        }
-        let range = self.ranges.take(FEWEST_BUCKETS).ok_or(Refused::TableFull)?;
-        let Some(row) = self.free.pop() else {
-            self.ranges.put(range);
-            return Err(Refused::TooManyMasks);
-        };
-        Index::new(memory.index(), range).clear();
-        write_row(memory, row, mask, range);
-        self.rows[usize::from(row)] = Some(Row { table, mask: *mask, rules: 1, range });
-        self.by_mask.insert((table, *mask), row);
+        let row = self.write(memory, table, mask).ok_or(Refused::TooManyMasks)?;
+        self.rows[usize::from(row)].as_mut().into_iter().for_each(|row| row.rules += 1);
         Ok(row)
     }
 
-    /// Gives the mask an entry at least this high, before a rule of this priority can be found. Returns true if the union
-    /// has grown; cached flows must then go.
+    /// Returns the row of this mask, or writes a new one. `None` if no row is left. The caller must use a new row, or
+    /// [drop](Masks::drop_unused) it.
+    fn write(&mut self, memory: &impl FlowMemory, table: TableId, mask: &Key) -> Option<u16> {
+        if let Some(&row) = self.by_mask.get(&(table, *mask)) {
+            return Some(row);
+        }
+        let row = self.free.pop()?;
+        write_row(memory, row, mask);
+        self.rows[usize::from(row)] =
+            Some(Row { table, mask: *mask, rules: 0, held: 0, range: None, host: 0 });
+        self.by_mask.insert((table, *mask), row);
+        Some(row)
+    }
+
+    /// Returns masks of a table whose buckets hold rules, and may also hold a rule with the mask of row `own`. The
+    /// first is the mask that took the last such rule, if there is one. At most [`HOSTS`] more follow. Of these, masks
+    /// that test the most bits come first. Returns no mask if fewer than [`FEW`] masks of the table hold rules, or if few
+    /// rows are left.
+    pub fn hosts(&self, table: TableId, own: u16) -> Vec<u16> {
+        let (holders, mask) = (&self.holders[usize::from(table)], self.mask(own));
+        // Rows that will soon be free count as left: sharing needs no new row.
+        if holders.len() < FEW || MASKS - 1 - self.by_mask.len() <= LEFT {
+            return Vec::new();
+        }
+        let last = self.row(own).map(|row| row.host);
+        let is_good = |row: &u16| {
+            self.row(*row).is_some_and(|host| host.held > 0 && host.table == table && host.mask.within(&mask))
+        };
+        let last = last.filter(is_good);
+        let others = holders.iter().copied().filter(|row| Some(*row) != last && is_good(row));
+        last.into_iter().chain(others.take(HOSTS)).collect()
+    }
+
+    /// Records that a rule with the mask of row `own` went to the buckets of `host`.
+    pub fn hosted(&mut self, own: u16, host: u16) {
+        self.rows[usize::from(own)].as_mut().into_iter().for_each(|row| row.host = host);
+    }
+
+    /// Makes a mask whose buckets later rules may share. It tests the bits that are common to `mask` and a mask that
+    /// holds rules. `None` if few masks hold rules, if too few bits are common, or if the new mask exists already.
+    /// Also `None` if few rows are left.
+    pub fn common(&mut self, memory: &impl FlowMemory, table: TableId, mask: &Key) -> Option<u16> {
+        let holders = &self.holders[usize::from(table)];
+        if holders.len() < FEW || self.free.len() <= LEFT {
+            return None;
+        }
+        let common = |&row: &u16| mask.intersection(&self.mask(row));
+        let (bits, common) =
+            holders.iter().map(common).map(|common| (bits(&common), common)).max_by_key(|(bits, _)| *bits)?;
+        if bits < LEAST_BITS || self.by_mask.contains_key(&(table, common)) {
+            return None;
+        }
+        self.write(memory, table, &common)
+    }
+
+    /// Frees a row at once, if no rule has its mask or is in its buckets. The caller ensures that no reader knows the row.
+    pub fn drop_unused(&mut self, row: u16) {
+        if self.row(row).is_some_and(Row::is_unused) {
+            self.forget(row);
+            self.free(row);
+        }
+    }
+
+    /// Counts one rule more in the buckets of a mask.
+    pub fn hold(&mut self, row: u16) {
+        let Some(r) = self.rows[usize::from(row)].as_mut() else { return };
+        r.held += 1;
+        if r.held == 1 {
+            let (table, place) = (usize::from(r.table), (bits(&r.mask), row));
+            let before = |&other: &u16| (bits(&self.mask(other)), other) > place;
+            let at = self.holders[table].partition_point(before);
+            self.holders[table].insert(at, row);
+        }
+    }
+
+    /// Makes a mask's entry high enough for a rule in its buckets, before packets can find the rule. `own`: the rule's mask.
+    /// Returns true if the union has grown. Cached flows must then be removed.
     pub fn state(
         &mut self,
         memory: &impl FlowMemory,
         row: u16,
-        priority: u16,
+        (priority, own): (u16, &Key),
         twice: &mut Vec<(TableId, u16)>,
     ) -> bool {
-        let (table, mask) = (self.table(row), self.mask(row));
-        if Order::of(memory, table).state(entry(priority, &mask, row)) {
+        let table = self.table(row);
+        if Order::of(memory, table).state(entry(priority, own, row)) {
             twice.push((table, row));
         }
-        if mask.within(&self.union) {
+        if own.within(&self.union) {
             return false;
         }
-        self.union = self.union.union(&mask);
-        write_row(memory, 0, &self.union, NOWHERE);
+        self.union = self.union.union(own);
+        write_row(memory, 0, &self.union);
         true
     }
 
-    /// Counts one rule less. Returns true if it was the mask's last rule. The mask then leaves the order, and the caller
-    /// gives its row to [`free`](Masks::free) when no reader is left.
-    pub fn put(&mut self, memory: &impl FlowMemory, row: u16) -> bool {
-        let Some(r) = self.rows[usize::from(row)].as_mut() else { return false };
-        r.rules -= 1;
-        if r.rules > 0 {
-            return false;
+    /// Counts one rule fewer in the buckets of a mask. If no rule is left there, the mask leaves the order. Returns
+    /// whether the mask is now unused, and its buckets if it no longer needs them. When no reader is left, the caller
+    /// gives the row to [`free`](Masks::free), and the buckets to [`give_back`](Masks::give_back).
+    pub fn let_go(&mut self, memory: &impl FlowMemory, row: u16) -> (bool, Option<Range>) {
+        let Some(r) = self.rows[usize::from(row)].as_mut() else { return (false, None) };
+        r.held -= 1;
+        if r.held > 0 {
+            return (false, None);
         }
-        let key = (r.table, r.mask);
-        self.by_mask.remove(&key);
-        let order = Order::of(memory, key.0);
+        let (table, range) = (r.table, r.range.take());
+        self.holders[usize::from(table)].retain(|holder| *holder != row);
+        let order = Order::of(memory, table);
         let places: Vec<usize> = order.places(row).collect();
         order.clear(places);
-        true
+        (self.forget(row), range)
+    }
+
+    /// Counts one rule with this mask less. Returns true if the mask is not used any more, as
+    /// [`let_go`](Masks::let_go).
+    pub fn put(&mut self, row: u16) -> bool {
+        let Some(r) = self.rows[usize::from(row)].as_mut() else { return false };
+        r.rules -= 1;
+        self.forget(row)
+    }
+
+    /// Removes a mask from `by_mask` if it is not used any more. Returns true if it was removed.
+    fn forget(&mut self, row: u16) -> bool {
+        let Some(r) = self.row(row).filter(|row| row.is_unused()) else { return false };
+        self.by_mask.remove(&(r.table, r.mask)).is_some()
     }
 
     pub fn free(&mut self, row: u16) {
         if let Some(gone) = self.rows[usize::from(row)].take() {
-            self.ranges.put(gone.range);
+            gone.range.into_iter().for_each(|range| self.ranges.put(range));
             self.free.push(row);
         }
     }
@@ -194,117 +316,32 @@ impl Masks {
         let union = self.rows.iter().flatten().fold(Key::ZERO, |union, row| union.union(&row.mask));
         if union != self.union {
             self.union = union;
-            write_row(memory, 0, &union, NOWHERE);
+            write_row(memory, 0, &union);
         }
     }
 }
 
-/// Placeholder for the union, which has no rules of its own.
-const NOWHERE: Range = Range { first: 0, count: 1 };
-
-fn write_row(memory: &impl FlowMemory, row: u16, mask: &Key, range: Range) {
+/// Writes a mask without buckets.
+fn write_row(memory: &impl FlowMemory, row: u16, mask: &Key) {
     let at = usize::from(row) * words::MASK;
-    let mut words = row_words(mask);
-    words[INDEX_WORD] = range.word();
+    let words = row_words(mask);
+    memory.masks()[at + RANK_WORD].store(mask.rank(), Release);
+    memory.masks()[at + INDEX_WORD].store(0, Release);
     // Store backwards: the list of rest words before their number, which is in the first word after the mask's.
-    for (i, word) in words.into_iter().enumerate().take(INDEX_WORD + 1).rev() {
+    for (i, word) in words.into_iter().enumerate().take(INDEX_WORD).rev() {
         memory.masks()[at + i].store(word, Release);
     }
 }
 
-/// The entries of a table, and their count.
-struct Order<'a> {
-    count: &'a AtomicU64,
-    entries: &'a [AtomicU64],
-}
-
-impl Order<'_> {
-    fn of(memory: &impl FlowMemory, table: TableId) -> Order<'_> {
-        let row = &memory.tables()[usize::from(table.min(CORE_TABLE)) * words::TABLE..][..words::TABLE];
-        Order { count: &row[0], entries: &row[1..] }
-    }
-
-    fn length(&self) -> usize {
-        (self.count.load(Acquire) as usize).min(ORDER)
-    }
-
-    fn get(&self, at: usize) -> u64 {
-        self.entries[at].load(Acquire)
-    }
-
-    /// The caller checks that there is room.
-    fn set(&self, at: usize, entry: u64) {
-        self.entries[at].store(entry, Release);
-        if at >= self.length() {
-            self.count.store(at as u64 + 1, Release);
-        }
-    }
-
-    /// Clears entries, and shortens the order if they are at its end.
-    fn clear(&self, gone: impl IntoIterator<Item = usize>) {
-        gone.into_iter().for_each(|at| self.entries[at].store(0, Release));
-        let length = (0..self.length()).rev().find(|&at| self.get(at) != 0).map_or(0, |last| last + 1);
-        self.count.store(length as u64, Release);
-    }
-
-    /// The positions of this row's entries.
-    fn places(&self, row: u16) -> impl Iterator<Item = usize> + '_ {
-        (0..self.length()).filter(move |&at| row_of(self.get(at)) == row)
-    }
-
-    /// Gives a mask an entry at least as high as `entry`. A lower entry is raised where it is, and the mask is written a
-    /// second time at the right position. Returns true if the mask now has two entries; the last one is removed when no
-    /// reader is left. Without room the mask stays where it is, or is written anywhere.
-    fn state(&self, entry: u64) -> bool {
-        let before = self.places(row_of(entry)).max_by_key(|&at| self.get(at));
-        if let Some(at) = before {
-            if self.get(at) >= entry {
-                return false;
-            }
-            self.set(at, entry);
-        }
-        let length = self.length();
-        let target = (0..length).find(|&at| self.get(at) != 0 && self.get(at) < entry).unwrap_or(length);
-        // Limit the second entries, so that there is always room for every mask.
-        if before.is_some_and(|at| at < target || self.twice() == ORDER - TABLE_MASKS) {
-            return false;
-        }
-        let hole = |at: &usize| self.get(*at) == 0;
-        if target > 0 && hole(&(target - 1)) {
-            self.set(target - 1, entry);
-        } else if let Some(to) = (target..length).find(hole).or((length < ORDER).then_some(length)) {
-            // Move entries from the last one on. Readers go upwards, so they see each of them at least once.
-            (target..to).rev().for_each(|at| self.set(at + 1, self.get(at)));
-            self.set(target, entry);
-        } else if before.is_some() {
-            return false;
-        } else if let Some(at) = (0..length).find(hole) {
-            self.set(at, entry);
-        }
-        before.is_some()
-    }
-
-    /// How many entries are the second one of a mask.
-    fn twice(&self) -> usize {
-        let mut rows: Vec<u16> =
-            (0..self.length()).map(|at| row_of(self.get(at))).filter(|row| *row != 0).collect();
-        rows.sort_unstable();
-        rows.windows(2).filter(|pair| pair[0] == pair[1]).count()
-    }
-}
-
-/// Removes all entries of a mask except the highest. If several are equal, the first of them stays. The first entry may be
-/// lower than a later one. With too many second entries, the later one was raised where it was.
-pub(super) fn tidy(memory: &impl FlowMemory, table: TableId, row: u16) {
-    let order = Order::of(memory, table);
-    let places: Vec<usize> = order.places(row).collect();
-    let highest = places.iter().rev().copied().max_by_key(|&at| order.get(at));
-    order.clear(places.into_iter().filter(|&at| Some(at) != highest));
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{super::memory::HeapFlows, *};
+    use super::{
+        super::{
+            memory::{HeapFlows, SPARE},
+            order::{row_of, tidy},
+        },
+        *,
+    };
     use crate::flow::{Field, Match, kernel::tests::SMALL};
 
     fn masks_of(memory: &HeapFlows) -> Vec<(u16, u16)> {
@@ -320,7 +357,8 @@ mod tests {
         let mask = |field| *Match::ANY.with(field, 0_u8).mask();
         let mut add = |masks: &mut Masks, field, priority| {
             let row = masks.get(&memory, 0, &mask(field)).unwrap();
-            masks.state(&memory, row, priority, &mut twice);
+            masks.hold(row);
+            masks.state(&memory, row, (priority, &mask(field)), &mut twice);
             row
         };
         let (a, b, c) = (
@@ -335,7 +373,8 @@ mod tests {
         assert_eq!(twice, [(0, a)]);
         tidy(&memory, 0, a);
         assert_eq!(masks_of(&memory), [(b, 30), (a, 25), (c, 20)]);
-        assert!(masks.put(&memory, c) && !masks.put(&memory, a));
+        assert!(!masks.let_go(&memory, c).0 && masks.put(c));
+        assert!(!masks.let_go(&memory, a).0 && !masks.put(a));
         assert_eq!(masks_of(&memory), [(b, 30), (a, 25)]);
     }
 
@@ -349,13 +388,14 @@ mod tests {
             let priority = [7, 1, 9, 3, 5, 8, 2][i % 7];
             let mask = *Match::ANY.with(fields[i % 5], 0_u8).mask();
             let row = masks.get(&memory, 0, &mask).unwrap();
-            masks.state(&memory, row, priority, &mut Vec::new());
+            masks.hold(row);
+            masks.state(&memory, row, (priority, &mask), &mut Vec::new());
             tidy(&memory, 0, row);
             assert!(
                 masks_of(&memory).iter().any(|(r, stated)| *r == row && *stated >= priority),
                 "round {i}"
             );
-            if i % 3 != 0 && masks.put(&memory, row) {
+            if i % 3 != 0 && (masks.put(row) || masks.let_go(&memory, row).0) {
                 masks.free(row);
             }
         }
@@ -371,10 +411,12 @@ mod tests {
             m.set(Field::Metadata, 0, bits.into());
             *m.mask()
         };
-        let rows: Vec<u16> = (1..=40).map(|bits| masks.get(&memory, 0, &mask(bits)).unwrap()).collect();
+        let rows: Vec<u16> =
+            (1..=SPARE as u64 + 8).map(|bits| masks.get(&memory, 0, &mask(bits)).unwrap()).collect();
+        rows.iter().for_each(|&row| masks.hold(row));
         for priority in [1, 50, 60, 70] {
-            for row in &rows {
-                masks.state(&memory, *row, priority, &mut twice);
+            for (row, bits) in rows.iter().zip(1..) {
+                masks.state(&memory, *row, (priority, &mask(bits)), &mut twice);
             }
         }
         twice.drain(..).for_each(|(table, row)| tidy(&memory, table, row));

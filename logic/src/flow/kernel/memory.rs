@@ -30,16 +30,17 @@ pub mod words {
     pub const COUNT: usize = 2;
 }
 
-/// The most masks that one table may have.
-pub const TABLE_MASKS: usize = 80;
-/// Entries of a table's order. Some are spare, for masks that have two entries while they move.
-pub const ORDER: usize = TABLE_MASKS + 32;
+/// Rows of `flow_masks`; row 0 is the union.
+pub const MASKS: usize = 4096;
+/// Spare entries of a table's order, for masks that have two entries while they move.
+pub const SPARE: usize = 256;
+/// Entries of a table's order.
+pub const ORDER: usize = MASKS - 1 + SPARE;
 /// Bits of an entry below the rank of its mask.
-pub const ORDER_RANK_SHIFT: u32 = 11;
+pub const ORDER_RANK_SHIFT: u32 = 12;
+const _: () = assert!(MASKS <= 1 << ORDER_RANK_SHIFT);
 /// Rows of `flow_tables`. The core table is the last.
 pub const TABLE_ROWS: usize = CORE_TABLE as usize + 1;
-/// Rows of `flow_masks`; row 0 is the union.
-pub const MASKS: usize = TABLE_ROWS * TABLE_MASKS + 1;
 /// How many words of a key are in the rule and in the cache.
 pub const FRONT: usize = 4;
 /// How many flows one set of the cache has.

@@ -25,7 +25,8 @@
 //! | `memory`, `hash` | the layout, and the hash that both sides compute |
 //! | `batch` | [`Batch`]: what dies after the grace periods, and what may be reused |
 //! | `rules` | a rule is put into its row and its bucket, and removed |
-//! | `masks`, `index`, `ranges`, `pool` | masks and their order; places of rules; which buckets belong to which mask; rows that rules share |
+//! | `masks`, `order` | masks, and which of them hold the rules of others; the order in which they are searched |
+//! | `index`, `ranges`, `pool` | places of rules; which buckets belong to which mask; rows that rules share |
 //! | `decision`, `steps` | what a rule does, as words |
 //! | `groups`, `meters` | groups and the rules that use them; meters |
 //! | `notice` | the data that comes to user space with a packet |
@@ -41,6 +42,7 @@ mod masks;
 mod memory;
 mod meters;
 mod notice;
+mod order;
 mod pool;
 mod ranges;
 mod rules;
@@ -64,7 +66,7 @@ pub use batch::Batch;
 pub use hash::Seed;
 pub(super) use hash::spread;
 pub use memory::{
-    CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, TABLE_ROWS, words,
+    CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, SPARE, TABLE_ROWS, words,
 };
 pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
@@ -154,6 +156,9 @@ pub struct Writer<M> {
     /// The ports to which nothing can be redirected.
     deaf: BTreeSet<RulePort>,
     batch: Batch,
+    /// For each row of a rule, the row of the mask whose buckets hold the rule. 0: none do, because another rule with the
+    /// same match hides it.
+    places: Vec<u16>,
     /// The words of rules that user space decides until the batch is over.
     rewrite: HashMap<u32, [u64; words::RULE]>,
 }
@@ -182,6 +187,7 @@ impl<M: FlowMemory> Writer<M> {
             misses: BTreeMap::new(),
             deaf: BTreeSet::new(),
             batch: Batch::default(),
+            places: vec![0; rows(memory.rules(), words::RULE)],
             rewrite: HashMap::new(),
             memory,
             seed,

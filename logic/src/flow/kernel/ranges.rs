@@ -42,6 +42,12 @@ impl Ranges {
         Some(Range { first, count })
     }
 
+    /// Whether nothing is taken.
+    #[cfg(test)]
+    pub fn is_whole(&self) -> bool {
+        self.free.last().is_some_and(|whole| !whole.is_empty())
+    }
+
     pub fn put(&mut self, range: Range) {
         let (mut first, mut order) = (range.first, range.count.ilog2() as usize);
         while order + 1 < self.free.len() && self.free[order].remove(&(first ^ 1 << order)) {

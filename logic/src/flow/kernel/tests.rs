@@ -30,10 +30,14 @@ struct World {
 
 impl World {
     fn new() -> World {
+        World::with(SMALL)
+    }
+
+    fn with(capacity: FlowCapacity) -> World {
         let mut tables = Tables::new();
         tables.set_ports((1..=4).map(|port| (RulePort(port), true)));
         tables.set_cores(Some((0..4).collect()));
-        World { tables, writer: Writer::new(HeapFlows::new(SMALL, 2), Seed::default()), now_ms: 0 }
+        World { tables, writer: Writer::new(HeapFlows::new(capacity, 2), Seed::default()), now_ms: 0 }
     }
 
     fn change(
@@ -221,6 +225,136 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+/// Numbers that look random, the same each time.
+fn numbers() -> impl FnMut(u32) -> u32 {
+    let mut state = 1_u64;
+    move |below| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        ((state >> 33) % u64::from(below)) as u32
+    }
+}
+
+/// A rule of an access list: two prefixes of random length. They are from few networks, so many rules overlap.
+fn pair_of_prefixes(number: &mut impl FnMut(u32) -> u32) -> Match {
+    let mut m = Match::ANY.with(Field::EthType, ether_type::IPV4);
+    for field in [Field::Ipv4Src, Field::Ipv4Dst] {
+        let mask = u32::MAX << number(25);
+        m.set(field, u128::from(address(number) & mask), mask.into());
+    }
+    m.normalised()
+}
+
+fn address(number: &mut impl FnMut(u32) -> u32) -> u32 {
+    number(3) << 24 | number(2) << 20 | number(4) << 12 | number(4) << 6 | number(4)
+}
+
+/// The rules have as many masks as those of an access list. These share the buckets of a few masks. Lookups agree with the
+/// tables after rules are added and removed.
+#[test]
+fn many_masks_share_buckets() {
+    let capacity = FlowCapacity { rules: 8000, buckets: 1 << 13, ..SMALL };
+    let mut world = World::with(capacity);
+    let (mut number, mut there) = (numbers(), Vec::new());
+    for round in 0..3 {
+        for _ in 0..1500 {
+            let (matching, priority) = (pair_of_prefixes(&mut number), 1 + number(1000) as u16);
+            world.change(FlowCommand::Add, 0, priority, matching, does(0, 1, false));
+            there.push((matching, priority));
+        }
+        world.finish();
+        let masks: std::collections::BTreeSet<Key> = there.iter().map(|(m, _)| *m.mask()).collect();
+        let searched = world.writer.masks.holders(0).len();
+        eprintln!("round {round}: {} rules, {} masks, {searched} are searched", there.len(), masks.len());
+        assert!(masks.len() > 400 && searched < masks.len() / 8, "{searched} of {} masks", masks.len());
+        for _ in 0..2000 {
+            let mut packet = key(0);
+            packet.set(Field::Ipv4Src, address(&mut number).into());
+            packet.set(Field::Ipv4Dst, address(&mut number).into());
+            let (found, truth) = (World::found(world.reader().look(&packet).rows()), world.truth(&packet));
+            assert_eq!(found, truth, "{packet:?}");
+        }
+        for _ in 0..1000 {
+            let (matching, priority) = there.swap_remove(number(there.len() as u32) as usize);
+            let delete = FlowCommand::Delete { strict: true };
+            world.change(delete, 0, priority, matching, Instructions::default());
+            there.retain(|other| *other != (matching, priority));
+        }
+        world.finish();
+    }
+    world.change(FlowCommand::Delete { strict: false }, 0, 0, Match::ANY, Instructions::default());
+    world.finish();
+    assert!(world.writer.masks.holders(0).is_empty() && world.writer.masks.are_all_free());
+    assert_eq!(*world.writer.masks.union(), Key::ZERO);
+}
+
+/// All masks are replaced by others in one batch. Their rows are free only later, but the new masks share buckets, too.
+#[test]
+fn masks_that_replace_others_share_buckets() {
+    let mut world = World::with(FlowCapacity { rules: 8000, buckets: 1 << 13, ..SMALL });
+    let mask = |n: u32| {
+        let mut m = Match::ANY.with(Field::EthType, ether_type::IPV4).with(Field::IpProto, 17_u8);
+        for (field, bits) in [(Field::Ipv4Src, n % 33), (Field::Ipv4Dst, n / 33 % 33)] {
+            m.set(field, 0, u32::MAX.checked_shl(32 - bits).unwrap_or(0).into());
+        }
+        if n >= 33 * 33 { m.with(Field::UdpDst, 1_u16) } else { m }.normalised()
+    };
+    let mut searched = Vec::new();
+    for command in [FlowCommand::Add, FlowCommand::Delete { strict: true }, FlowCommand::Add] {
+        (0..1400).for_each(|n| world.change(command, 0, 7, mask(n), does(0, 1, false)));
+        searched.push(world.writer.masks.holders(0).len());
+    }
+    assert!(searched[1] == 0 && searched[2] <= searched[0] + 8, "{searched:?}");
+}
+
+/// One rule is left in the buckets of each mask that held many. Other masks can use the rest of these buckets.
+#[test]
+fn a_mask_with_few_rules_left_gives_buckets_back() {
+    let mut world = World::with(FlowCapacity { rules: 8000, buckets: 1 << 11, ..SMALL });
+    for bits in 1..=8_u32 {
+        let matching = |n: u32| {
+            let mut m = Match::ANY.with(Field::EthType, ether_type::IPV4).with(Field::Ipv4Dst, n);
+            m.set(Field::Ipv4Src, 0, (u32::MAX << (32 - bits)).into());
+            m
+        };
+        (0..1500).for_each(|n| world.change(FlowCommand::Add, 0, 7, matching(n), does(0, 1, false)));
+        world.finish();
+        let delete = FlowCommand::Delete { strict: true };
+        (1..1500).for_each(|n| world.change(delete, 0, 7, matching(n), Instructions::default()));
+        world.finish();
+        let found = World::found(world.reader().look(matching(0).key()).rows());
+        assert_eq!(found, world.truth(matching(0).key()), "{bits} bits");
+    }
+}
+
+/// A reader goes through the order of masks while one batch ends and another one is open, which moves a mask up again.
+#[test]
+fn a_reader_meets_every_mask_although_one_moves_up_again_and_again() {
+    let mask = |field| Match::ANY.with(field, 1_u8);
+    let moving = |value: u8| Match::ANY.with(Field::IpDscp, value).with(Field::EthType, ether_type::IPV4);
+    for passed in 0..5 {
+        let mut world = World::new();
+        let add = |world: &mut World, priority, matching: Match| {
+            world.change(FlowCommand::Add, 0, priority, matching, does(0, 1, false));
+        };
+        for (priority, field) in [(100, Field::EthDst), (50, Field::EthSrc), (40, Field::Metadata)] {
+            add(&mut world, priority, mask(field));
+        }
+        add(&mut world, 10, moving(1));
+        world.finish();
+        let row = world.writer.mask_of(row(world.tables.lookup(0, &moving(1).key().clone()).unwrap()));
+        let entries = |world: &World, range: std::ops::Range<usize>| {
+            let order = order::Order::of(&world.writer.memory, 0);
+            range.filter(|at| *at < order.length()).any(|at| order::row_of(order.get(at)) == row)
+        };
+        add(&mut world, 45, moving(2));
+        let mut batch = world.writer.seal();
+        let seen = entries(&world, 0..passed);
+        add(&mut world, 60, moving(3));
+        world.writer.void(&mut batch);
+        assert!(seen || entries(&world, passed..ORDER), "after {passed} entries");
     }
 }
 

@@ -12,15 +12,14 @@ use crate::flow::{
 use hashbrown::HashTable;
 use rustc_hash::FxHashMap;
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     hash::{BuildHasher, RandomState},
     ops::RangeInclusive,
 };
 
-/// The most different masks that the rules of all tables may have. 64 are for wildcard rules. The rest are for exact rules
-/// (one per kind of packet, tagged and untagged) and for a rule that matches everything.
-pub const MASKS: usize = 80;
+/// The most masks of all tables. A mask that two tables use counts twice. The kernel plane has a row for each. It has
+/// more rows for masks that were just removed, and for masks made only for sharing (`flow::kernel::MASKS`).
+pub const MASKS: usize = 1536;
 
 pub(super) type Words = [u64; Key::WORDS];
 
@@ -225,9 +224,7 @@ impl Tuples {
         if let Some(&tuple) = self.by_mask.get(&(table, *mask)) {
             return Ok(tuple);
         }
-        let mut masks: BTreeSet<&Key> = self.by_mask.keys().map(|(_, mask)| mask).collect();
-        masks.insert(mask);
-        if masks.len() > MASKS {
+        if self.by_mask.len() >= MASKS {
             return Err(Refused::TooManyMasks);
         }
         let at = self.tuples.iter().position(Option::is_none).unwrap_or(self.tuples.len());
@@ -295,14 +292,17 @@ impl Tuples {
         }
     }
 
-    /// Sorts the order of the tuple's table again.
+    /// Puts a tuple whose highest priority has changed where it belongs in the order of its table.
     fn sort(&mut self, tuple: u16) {
         let table = usize::from(self.get(tuple).table);
         let mut order = std::mem::take(&mut self.order[table]);
-        order.sort_unstable_by_key(|&tuple| {
+        order.retain(|&other| other != tuple);
+        let place = |tuple| {
             let t = self.get(tuple);
-            Reverse((t.highest(), t.rank))
-        });
+            (t.highest(), t.rank)
+        };
+        let before = |&other: &u16| place(other) > place(tuple);
+        order.insert(order.partition_point(before), tuple);
         self.order[table] = order;
     }
 
