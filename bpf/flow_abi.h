@@ -48,7 +48,7 @@ struct flow_mask {		/* 192 bytes */
  * readers use them. Readers go from the first entry to the last. Entries move only towards the end, so readers miss
  * none. A mask that must move towards the front has two entries for a while.
  */
-#define FLOW_ORDER_ROW	0xfff
+#define FLOW_ORDER_ROW	4095
 #define FLOW_RANK_SHIFT	12
 #define FLOW_RANK_BITS	36
 #define FLOW_ORDER (FLOW_MASKS - 1 + 256)
