@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     fib::Epoch,
-    firewall::traffic::{TCP, Tuple},
+    firewall::traffic::{TCP, Tuple, Version},
     mirror::ConnectionRules,
     plan::{InterfaceId, RouterId},
     tables::connections::{Connection, ConnectionKey, ConnectionMemory, ConnectionTable, OneWay, PairId},
@@ -188,9 +188,16 @@ pub struct Due {
     pub refresh: Vec<(PairId, Refresh)>,
     /// Connections of TCP whose flags are set again.
     pub liberal: Vec<(PairId, Tuple)>,
-    /// Connections of TCP that RST has ended. Linux may not think so: it compares the number of RST with the last
-    /// acknowledgement that it has seen.
-    pub reset: Vec<Tuple>,
+    pub reset: Vec<Reset>,
+}
+
+/// A connection of TCP that RST has ended. Linux may not think so: it compares the number of RST with the last
+/// acknowledgement that it has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset {
+    pub tuple: Tuple,
+    /// Rules may have dropped the RST before conntrack saw it.
+    pub may_be_dropped: bool,
 }
 
 /// A connection as people see it.
@@ -533,7 +540,10 @@ impl<M: ConnectionMemory> Kept<M> {
                     one.look(*id, counts, clock.now, &mut of_router);
                 }
                 if self.table.was_reset(*id) {
-                    of_router.reset.push(one.ways.0[0].arrives);
+                    let tuple = one.ways.0[0].arrives;
+                    let version = if tuple.source.is_ipv4() { Version::V4 } else { Version::V6 };
+                    let may_be_dropped = router.rules.firewall.rules.may_drop_before_conntrack(version);
+                    of_router.reset.push(Reset { tuple, may_be_dropped });
                 }
                 if self.table.ended(*id) || !one.stays(clock.now) {
                     over.push((*id_of_router, *id));

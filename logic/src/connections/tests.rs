@@ -3,7 +3,7 @@
 use super::{
     admission::{Admitted, Consent, Refusal},
     again::Again,
-    kept::{Clock, Due, Kept, State, Timeouts, View},
+    kept::{Clock, Due, Kept, Reset, State, Timeouts, View},
     note::ConnectionNote,
     tracked::{Refresh, Special, Tracked, Way, Ways},
 };
@@ -328,10 +328,29 @@ fn linux_is_told_of_a_connection_that_rst_has_ended() {
         bench.use_first(1, 100);
         bench.row(1, word::ENDED).fetch_or(flags, Relaxed);
         let due = bench.look_after(100 * S);
-        let told = if is_told { vec![tracked(TCP, 1).tuples[0]] } else { Vec::new() };
+        let reset = Reset { tuple: tracked(TCP, 1).tuples[0], may_be_dropped: false };
+        let told = if is_told { vec![reset] } else { Vec::new() };
         assert_eq!((due.reset, due.refresh.len()), (told, usize::from(flags == 2)), "flags {flags}");
         assert_eq!(bench.count(), 0);
     }
+}
+
+/// A rule that comes before conntrack may drop the RST. Then conntrack has not seen it.
+#[test]
+fn linux_is_told_that_rules_may_have_dropped_the_rst() {
+    let mut bench = Bench::new();
+    let mut rules = rules(3, 2);
+    let mut table = Table::clone(&rules.firewall.rules.tables[0]);
+    let mut raw = table.chains["f"].clone();
+    raw.base = raw.base.map(|base| Base { hook: Hook::Prerouting, priority: -300, ..base });
+    table.chains.insert("raw".into(), raw);
+    rules.firewall =
+        Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() });
+    bench.kept.follow(vec![rules]);
+    bench.keep(TCP, 1, 432_000).unwrap();
+    bench.row(1, word::ENDED).fetch_or(4, Relaxed);
+    let reset = Reset { tuple: tracked(TCP, 1).tuples[0], may_be_dropped: true };
+    assert_eq!(bench.look_after(100 * S).reset, [reset]);
 }
 
 /// The program may miss a FIN. So Linux says in time whether the connection is still established.

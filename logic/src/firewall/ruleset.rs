@@ -26,6 +26,9 @@ impl Default for Firewall {
     }
 }
 
+/// The priority of conntrack in the hook prerouting (`NF_IP_PRI_CONNTRACK`).
+const CONNTRACK: i32 = -200;
+
 /// The rules of one namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruleset {
@@ -59,6 +62,17 @@ impl Ruleset {
     /// Does Linux translate packets at all? Without a chain of NAT it does not translate those of any connection.
     pub fn translates(&self, version: Version) -> bool {
         self.chains(version).any(|chain| chain.base.as_ref().is_some_and(|base| base.nat))
+    }
+
+    /// May rules drop packets before conntrack sees them?
+    pub fn may_drop_before_conntrack(&self, version: Version) -> bool {
+        let is_before = |base: &Base| {
+            base.hook < Hook::Prerouting || base.hook == Hook::Prerouting && base.priority <= CONNTRACK
+        };
+        self.chains(version).any(|chain| {
+            let base = chain.base.as_ref().filter(|base| is_before(base));
+            base.is_some_and(|base| !base.accepts || !chain.rules.is_empty())
+        })
     }
 
     /// May rules depend on, or change, what conntrack knows of a connection?

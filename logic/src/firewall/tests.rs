@@ -664,3 +664,24 @@ fn destinations_are_unicast_once_they_are_translated() {
     assert!(prove(&local(Hook::Prerouting, -150), &traffic(tcp())).is_err());
     assert_eq!(proof(&local(Hook::Forward, 0), tcp()), Proof::default());
 }
+
+#[test]
+fn rules_may_drop_before_conntrack() {
+    let list = || vec![accept()];
+    let rows = [
+        (Hook::Prerouting, -300, true, list(), true),
+        (Hook::Prerouting, -200, true, list(), true),
+        (Hook::Prerouting, -300, false, vec![], true),
+        (Hook::Ingress, 0, true, list(), true),
+        (Hook::Prerouting, -300, true, vec![], false),
+        (Hook::Prerouting, -199, false, list(), false),
+        (Hook::Forward, -300, false, list(), false),
+    ];
+    for (hook, priority, accepts, list, expected) in rows {
+        let ruleset = table(vec![("c", base(hook, priority, accepts, list))]);
+        for version in [Version::V4, Version::V6] {
+            let found = ruleset.may_drop_before_conntrack(version);
+            assert_eq!(found, expected, "{hook:?} {priority} {accepts}");
+        }
+    }
+}

@@ -22,7 +22,7 @@ use logic::{
     connections::{
         admission::{Consent, Refusal},
         again::Again,
-        kept::{Clock, Due, Kept, Timeouts},
+        kept::{Clock, Due, Kept, Reset, Timeouts},
         note::ConnectionNote,
         tracked::Tracked,
     },
@@ -553,8 +553,16 @@ fn tell(
     settings: &Settings,
     clock: Clock,
 ) -> io::Result<()> {
-    for tuple in &due.reset {
-        tracker.close(tuple, settings.tcp_close_s)?;
+    for Reset { tuple, may_be_dropped } in &due.reset {
+        let most_s = if !may_be_dropped {
+            u32::MAX
+        } else if settings.tcp_close_s < settings.tcp_least_s {
+            settings.tcp_close_s
+        } else {
+            // Other packets may also have set the timeout to so few seconds.
+            continue;
+        };
+        tracker.close(tuple, most_s, settings.tcp_close_s)?;
     }
     let refresh: Vec<_> = due.refresh.iter().map(|(_, refresh)| *refresh).collect();
     let done = tracker.refresh(&refresh)?;

@@ -366,14 +366,18 @@ fn only_an_established_connection_is_closed() {
         let (_ends, mut tracker) = (net.ends(), net.tracker());
         let pair = net.tcp("10.2.0.2:80");
         let [tuple, reply] = tcp_tuples(&pair);
-        tracker.close(&reply, 77).unwrap();
+        let open = tracked(tracker.look(TCP, &tuple).unwrap());
+        assert_eq!(open.tcp_state, Some(TCP_ESTABLISHED));
+        tracker.close(&reply, open.expires_s - 2, 77).unwrap();
+        assert_eq!(tracked(tracker.look(TCP, &tuple).unwrap()).tcp_state, Some(TCP_ESTABLISHED));
+        tracker.close(&reply, open.expires_s, 77).unwrap();
         let closed = tracked(tracker.look(TCP, &tuple).unwrap());
         assert_eq!((closed.tuples, closed.tcp_state), ([tuple, reply], Some(8)));
         assert!((70..=77).contains(&closed.expires_s), "{closed:?}");
         // It is closed already, and the next one does not exist.
-        tracker.close(&tuple, 1000).unwrap();
+        tracker.close(&tuple, u32::MAX, 1000).unwrap();
         assert!(tracked(tracker.look(TCP, &tuple).unwrap()).expires_s <= 77);
-        tracker.close(&Tuple { source_port: 9, ..tuple }, 1000).unwrap();
+        tracker.close(&Tuple { source_port: 9, ..tuple }, u32::MAX, 1000).unwrap();
     });
 }
 

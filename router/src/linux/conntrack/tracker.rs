@@ -118,14 +118,15 @@ impl Tracker {
         Ok(answers)
     }
 
-    /// Ends a connection of TCP that Linux calls established, as an RST with the expected number does.
+    /// Ends a connection of TCP that Linux calls established, as an RST with the expected number does. Nothing changes if
+    /// the connection has more than `most_s` seconds left: an RST with another number sets them to
+    /// `nf_conntrack_tcp_timeout_close`, and a later packet to more (`nf_conntrack_tcp_packet()`).
     ///
     /// # Errors
     /// As [`Tracker::look`].
-    pub fn close(&mut self, tuple: &Tuple, timeout_s: u32) -> io::Result<()> {
-        let is_established =
-            |answer| matches!(answer, Answer::Tracked(one) if one.tcp_state == Some(TCP_ESTABLISHED));
-        if is_established(self.look(TCP, tuple)?) {
+    pub fn close(&mut self, tuple: &Tuple, most_s: u32, timeout_s: u32) -> io::Result<()> {
+        let is_open = |one: &Tracked| one.tcp_state == Some(TCP_ESTABLISHED) && one.expires_s <= most_s;
+        if matches!(self.look(TCP, tuple)?, Answer::Tracked(one) if is_open(&one)) {
             let info = nested(&[(NESTED | super::INFO_TCP, &nested(&[(TCP_STATE, &[TCP_CLOSE])]))]);
             let request = update(TCP, tuple).with(NESTED | PROTOCOL_INFO, &info);
             self.ask(tuple, request.with(TIMEOUT, &timeout_s.to_be_bytes()))?;
