@@ -122,6 +122,8 @@ struct Live {
     /// Linux has let a packet of the first direction through, so the other end can answer.
     is_open: bool,
     has_begun: bool,
+    /// It has begun again, maybe while Linux still called it established.
+    has_begun_again: bool,
     /// Its ends are done with it, and send nothing before it begins again.
     is_over: bool,
 }
@@ -184,7 +186,13 @@ impl Round<'_> {
         self.set_up();
         for number in 0..CONNECTIONS {
             let connection = self.connection(number);
-            self.all.push(Live { connection, is_open: false, has_begun: false, is_over: false });
+            self.all.push(Live {
+                connection,
+                is_open: false,
+                has_begun: false,
+                has_begun_again: false,
+                is_over: false,
+            });
             self.begin(number);
         }
         self.worlds.compare("connections begin");
@@ -249,7 +257,10 @@ impl Round<'_> {
         self.restore();
         // No timeout ends within a round.
         let timeouts = ["tcp_timeout_close", "tcp_timeout_last_ack", "tcp_timeout_close_wait", "udp_timeout"];
-        let settings = timeouts.map(|name| format!("net.netfilter.nf_conntrack_{name}=300")).join(" ");
+        // The daemon knows by its timeout that an RST closes a connection. Others have 300 s.
+        let seconds = |name| if name == "tcp_timeout_close" { 200 } else { 300 };
+        let setting = |name| format!("net.netfilter.nf_conntrack_{name}={}", seconds(name));
+        let settings = timeouts.map(setting).join(" ");
         let liberal = u8::from(self.is_liberal);
         self.worlds
             .run(&format!("sysctl -qw {settings} net.netfilter.nf_conntrack_tcp_be_liberal={liberal}"));
@@ -435,6 +446,7 @@ impl Round<'_> {
         let Some(leaves) = self.send(at, 0, |c, rng| vec![c.first(rng)]) else { return };
         // Linux may call a packet invalid that begins a connection again.
         let is_new = !std::mem::replace(&mut self.all[at].has_begun, true);
+        self.all[at].has_begun_again |= !is_new;
         if !is_new && self.all[at].connection.ways[0].leaves != leaves {
             return;
         }
@@ -684,13 +696,15 @@ impl Round<'_> {
     /// Ends a connection by RST. Returns whether it came out; `None`: the connection was deleted instead.
     ///
     /// Linux compares the number of RST with the last acknowledgement that it has seen, even if it is liberal about others. So
-    /// it keeps connections that it sees again after they were fast. Millrace tells it only about those that are fast.
+    /// it keeps connections that it sees again after they were fast. Millrace tells it only about those that are fast. Linux
+    /// that is liberal also keeps connections that have begun again, because it does not follow their numbers.
     fn reset(&mut self, at: usize, way: usize) -> Option<bool> {
         let connection = &self.all[at].connection;
         let is_of = |key: &&FastKey| {
             connection.ways.iter().any(|way| key.is_of(connection.protocol_name(), way.arrives))
         };
-        if !self.worlds.fast().keys().any(|key| is_of(&key)) {
+        let is_followed = !(self.is_liberal && self.all[at].has_begun_again);
+        if !is_followed || !self.worlds.fast().keys().any(|key| is_of(&key)) {
             let (source, family) =
                 (connection.ways[0].arrives[0], if connection.is_ipv4() { "ipv4" } else { "ipv6" });
             let (ip, port) = (source.ip(), source.port());

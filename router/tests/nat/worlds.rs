@@ -234,8 +234,18 @@ impl Worlds {
 
     /// Makes conntrack call all UDP connections ASSURED. Otherwise it does this two seconds after their first packet.
     pub fn assure(&self) {
-        for family in ["ipv4", "ipv6"] {
-            self.try_to_run(&format!("conntrack -U -f {family} -p udp --status ASSURED"));
+        for router in self.routers() {
+            // The tool stops at a connection that ends meanwhile.
+            router.until("connections of UDP to be assured", || {
+                for family in ["ipv4", "ipv6"] {
+                    _ = router.try_to_run(&format!("conntrack -U -f {family} -p udp --status ASSURED"));
+                }
+                let all = router.tracked().into_iter();
+                let others = Vec::from_iter(
+                    all.filter(|line| line.starts_with("udp ") && !line.contains("[ASSURED]")),
+                );
+                if others.is_empty() { Ok(()) } else { Err(format!("{others:#?}")) }
+            });
         }
     }
 
