@@ -56,7 +56,10 @@ static __always_inline void flow_rest_store(struct flow_rest *rest, const struct
 		rest->word[at] = key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at];
 }
 
-/* Makes a rule the best if it matches the key and precedes the best so far. A global function: few packets call it twice. */
+/*
+ * Records a rule as the best if it matches the key and precedes the best so far. A global function, because few packets
+ * need it twice.
+ */
 __noinline int flow_consider(struct flow_scratch *s, __u32 id)
 {
 	const struct flow_rule *rule = ROW(flow_rules, id);

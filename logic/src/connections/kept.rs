@@ -191,8 +191,8 @@ pub struct Due {
     pub reset: Vec<Reset>,
 }
 
-/// A connection of TCP that RST has ended. Linux may not think so: it compares the number of RST with the last
-/// acknowledgement that it has seen.
+/// A TCP connection that an RST has ended. Linux may still call it established. It compares the number of the RST with
+/// the last acknowledgement that it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
     pub tuple: Tuple,

@@ -69,8 +69,8 @@ impl Key {
     }
 
     /// The rank of a mask. It decides between rules of one priority that match the same packet, where OpenFlow leaves the
-    /// choice open. The mask with more bits wins, then the one with the higher hash. It has 36 bits. If two
-    /// masks have the same rank, either may win.
+    /// choice open. The mask with more bits wins, then the one with the higher hash. The rank has 36
+    /// bits. If two masks have the same rank, either may win.
     pub fn rank(&self) -> u64 {
         let words = self.words();
         let bits: u32 = words.iter().map(|word| word.count_ones()).sum();

@@ -559,7 +559,7 @@ fn tell(
         } else if settings.tcp_close_s < settings.tcp_least_s {
             settings.tcp_close_s
         } else {
-            // Other packets may also have set the timeout to so few seconds.
+            // Other packets may set a timeout as short as this, so it does not show that Linux has seen an RST.
             continue;
         };
         tracker.close(tuple, most_s, settings.tcp_close_s)?;

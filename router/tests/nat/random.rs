@@ -257,7 +257,7 @@ impl Round<'_> {
         self.restore();
         // No timeout ends within a round.
         let timeouts = ["tcp_timeout_close", "tcp_timeout_last_ack", "tcp_timeout_close_wait", "udp_timeout"];
-        // The daemon knows by its timeout that an RST closes a connection. Others have 300 s.
+        // The timeout of closed connections shows the daemon that Linux has seen an RST. The others are longer.
         let seconds = |name| if name == "tcp_timeout_close" { 200 } else { 300 };
         let setting = |name| format!("net.netfilter.nf_conntrack_{name}={}", seconds(name));
         let settings = timeouts.map(setting).join(" ");

@@ -98,7 +98,7 @@ fn bytes_go_through_their_chain_and_up() {
         let up = bed.path(0).up;
         let expected = ["ttl_exceeded", "no_route", "not_our_mac"].map(|reason| up.get(reason).copied());
         assert_eq!(expected, [Some(1); 3]);
-        // Each is counted after the kernel has it.
+        // A packet is counted only after the kernel has it.
         until("the packets to be counted", || bed.report().up.all.packets == 3);
         assert_eq!(bed.report().up.all.failed, 0);
         bed.end();

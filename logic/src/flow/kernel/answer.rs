@@ -76,7 +76,7 @@ impl<M: FlowMemory> Reader<'_, M> {
         matches.then_some((priority << (48 - ORDER_RANK_SHIFT) | rank) + 1)
     }
 
-    /// The rules in the buckets of a mask that may match this key.
+    /// The rules that may match this key, from the buckets of a mask.
     fn probe(&self, key: &Words, mask_row: u16) -> Vec<u32> {
         let at = self.memory.masks()[usize::from(mask_row) * words::MASK + Key::WORDS + 2].load(Acquire);
         let range = Range { first: at as u32, count: (at >> 32) as u32 + 1 };

@@ -11,7 +11,8 @@ use std::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
-/// A slot whose rule is gone. Readers go on to the second bucket. No rule has this row.
+/// The word of a slot whose rule is gone, but which readers must not take for empty. No rule has row `u32::MAX`, so no
+/// rule's slot has this value.
 const GONE: u64 = u64::MAX;
 
 /// Both buckets are full.

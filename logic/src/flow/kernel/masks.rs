@@ -2,8 +2,9 @@
 //!
 //! A lookup searches the buckets of every mask that has any (tuple space search). So masks of a table with many masks share
 //! buckets (Daly and others: TupleMerge, IEEE/ACM ToN 2019). A rule may be in the buckets of another mask that tests only
-//! some of the bits of the rule's own mask. The hash of these bits is its place there. At most [`COLLISIONS`] rules have the
-//! same hash in shared buckets. So a lookup searches fewer buckets, and compares few rules in each.
+//! some of the bits of the rule's own mask. The hash of these bits decides its place there. At most [`COLLISIONS`]
+//! rules have the same hash in shared buckets, unless there is no other room. So a lookup searches fewer buckets, and
+//! compares few rules in each.
 
 use super::{
     index::Index,
@@ -26,7 +27,7 @@ struct Row {
     held: u32,
     /// Its buckets, if it holds rules.
     range: Option<Range>,
-    /// The mask whose buckets its last rule went to; 0: its own.
+    /// The other mask whose buckets last took a rule with this mask; 0: none did.
     host: u16,
 }
 
@@ -53,12 +54,12 @@ const FEWEST_BUCKETS: u32 = 1;
 const FEW: usize = 8;
 /// The most rules with the same hash in the buckets of another mask.
 pub(super) const COLLISIONS: usize = 4;
-/// So many masks at most are tried for a rule.
+/// The most masks that are tried for a rule, besides the one that took the last rule.
 const HOSTS: usize = 16;
 /// The fewest bits that a mask must test if it is made only for sharing.
 const LEAST_BITS: u32 = 8;
-/// Rules go to buckets of other masks only while more rows are left. Masks whose own rules are gone may still hold rules of
-/// others, and these rows are for the masks of rules.
+/// Masks share buckets only while more rows than this are left. A mask without rules of its own keeps its row while it
+/// holds rules of other masks. So this many rows are reserved for the masks of rules.
 const LEFT: usize = crate::flow::table::MASKS;
 /// The word of a mask's row that says where its buckets are.
 const INDEX_WORD: usize = Key::WORDS + 2;
@@ -131,7 +132,7 @@ impl Masks {
         self.by_mask.is_empty() && self.free.len() == MASKS - 1 && self.ranges.is_whole()
     }
 
-    /// The buckets of a mask; `None` if it never held a rule.
+    /// The buckets of a mask; `None` if it has none. It gives them back when its last rule leaves.
     pub fn range(&self, row: u16) -> Option<Range> {
         self.row(row)?.range
     }
@@ -289,8 +290,8 @@ impl Masks {
         (self.forget(row), range)
     }
 
-    /// Counts one rule with this mask less. Returns true if the mask is not used any more, as
-    /// [`let_go`](Masks::let_go).
+    /// Counts one rule fewer with this mask. Returns true if the mask is now unused. The caller gives its row to
+    /// [`free`](Masks::free) when no reader is left.
     pub fn put(&mut self, row: u16) -> bool {
         let Some(r) = self.rows[usize::from(row)].as_mut() else { return false };
         r.rules -= 1;

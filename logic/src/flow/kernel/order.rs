@@ -1,9 +1,9 @@
 //! The order in which the masks of a table are searched.
 //!
 //! The order saves time and decides nothing. A reader skips masks that cannot win. It misses none that can, as long as each
-//! mask has an entry that is at least as high as the best rule in its buckets. Readers go upwards through the entries. A
-//! mask that moves towards the front is therefore written a second time, and the other entry is removed after a grace
-//! period.
+//! mask has an entry that is at least as high as the best rule in its buckets. Readers go from the first entry to the
+//! last. A mask that moves towards the front is therefore written a second time. Its later entry is removed after a
+//! grace period.
 
 use super::memory::{FlowMemory, ORDER, ORDER_RANK_SHIFT, SPARE, words};
 use crate::flow::{
@@ -113,8 +113,8 @@ impl Order<'_> {
     }
 }
 
-/// Moves entries towards the front if most of the order is holes. Moved masks have two entries then, as after
-/// [`Order::state`]. Returns their rows. `moves` says whether a mask may be moved: it must have one entry.
+/// Moves entries towards the front if at least half of the order is holes. A moved mask then has two entries, as after
+/// [`Order::state`]. Returns the rows of the moved masks. `moves` must return false for a mask with two entries.
 pub(super) fn close_holes(memory: &impl FlowMemory, table: TableId, moves: impl Fn(u16) -> bool) -> Vec<u16> {
     let order = Order::of(memory, table);
     let length = order.length();
@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    /// All masks but the last of the order leave. The order is short again after a few batches.
+    /// Two of every three masks leave. The order is short again after a few batches.
     #[test]
     fn holes_are_closed() {
         let memory = HeapFlows::new(SMALL, 1);

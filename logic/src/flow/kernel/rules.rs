@@ -104,7 +104,7 @@ impl<M: FlowMemory> Writer<M> {
         if self.masks.open(&self.memory, own) && self.make_room(own, hash, true) {
             return Some(own);
         }
-        // Too many rules of other masks may have this hash.
+        // The mask's own buckets have no room. Any suitable mask may take the rule, however many rules have its hash.
         self.host(table, own, key, usize::MAX)
     }
 
@@ -198,9 +198,9 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// Makes room for one more rule in the buckets of a mask. If three quarters of the slots are taken, the mask gets
-    /// at least twice as many buckets. It may get more if only the two buckets of this hash are full. Rules with the same
-    /// hash may fill these two, so the mask gets no more if few slots are taken. `own`: it is the rule's mask, or a new
-    /// one. Returns whether there is room.
+    /// at least twice as many buckets. The same happens if only the two buckets of this hash are full, unless few slots
+    /// are taken. Rules with the same hash may then fill these two, and more buckets would not help. `own`: the mask is
+    /// the rule's own, or a new one. Returns whether there is room.
     fn make_room(&mut self, place: u16, hash: u64, own: bool) -> bool {
         let (sparse, most_times) = if own { (SPARSE, 8) } else { (SPARSE_FOR_OTHERS, 2) };
         loop {
@@ -234,7 +234,7 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// Takes so many buckets and fills them with the rules of a mask. `None` if there are not so many left, or if a pair of
+    /// Takes `count` buckets and fills them with the rules of a mask. `None` if too few are left, or if a pair of
     /// them would overflow.
     fn filled(&mut self, place: u16, count: u32) -> Option<Range> {
         let range = self.masks.take(count)?;

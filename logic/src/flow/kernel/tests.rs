@@ -290,7 +290,8 @@ fn many_masks_share_buckets() {
     assert_eq!(*world.writer.masks.union(), Key::ZERO);
 }
 
-/// All masks are replaced by others in one batch. Their rows are free only later, but the new masks share buckets, too.
+/// All masks are removed and added again in one batch. The old rows are free only later, but the new masks share
+/// buckets, too.
 #[test]
 fn masks_that_replace_others_share_buckets() {
     let mut world = World::with(FlowCapacity { rules: 8000, buckets: 1 << 13, ..SMALL });
@@ -329,7 +330,8 @@ fn a_mask_with_few_rules_left_gives_buckets_back() {
     }
 }
 
-/// A reader goes through the order of masks while one batch ends and another one is open, which moves a mask up again.
+/// A reader goes through the order of masks while one batch ends. The next batch, still open, moves a mask towards the
+/// front again.
 #[test]
 fn a_reader_meets_every_mask_although_one_moves_up_again_and_again() {
     let mask = |field| Match::ANY.with(field, 1_u8);

@@ -17,8 +17,9 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// The most masks of all tables. A mask that two tables use counts twice. The kernel plane has a row for each. It has
-/// more rows for masks that were just removed, and for masks made only for sharing (`flow::kernel::MASKS`).
+/// The most masks that all tables together may have. A mask that two tables use counts twice. The kernel plane has a
+/// row for each. It has more rows for masks just removed, and for masks made only for sharing
+/// (`flow::kernel::MASKS`).
 pub const MASKS: usize = 1536;
 
 pub(super) type Words = [u64; Key::WORDS];

@@ -119,8 +119,8 @@ impl Tracker {
     }
 
     /// Ends a connection of TCP that Linux calls established, as an RST with the expected number does. Nothing changes if
-    /// the connection has more than `most_s` seconds left: an RST with another number sets them to
-    /// `nf_conntrack_tcp_timeout_close`, and a later packet to more (`nf_conntrack_tcp_packet()`).
+    /// the connection has more than `most_s` seconds left. An RST with another number sets its timeout to
+    /// `nf_conntrack_tcp_timeout_close`, and a later packet raises it again (`nf_conntrack_tcp_packet()`).
     ///
     /// # Errors
     /// As [`Tracker::look`].
