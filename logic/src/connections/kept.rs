@@ -542,7 +542,9 @@ impl<M: ConnectionMemory> Kept<M> {
                 if self.table.was_reset(*id) {
                     let tuple = one.ways.0[0].arrives;
                     let version = if tuple.source.is_ipv4() { Version::V4 } else { Version::V6 };
-                    let may_be_dropped = router.rules.firewall.rules.may_drop_before_conntrack(version);
+                    // The rules may have been others when the RST came.
+                    let may_be_dropped =
+                        waits || router.rules.firewall.rules.may_drop_before_conntrack(version);
                     of_router.reset.push(Reset { tuple, may_be_dropped });
                 }
                 if self.table.ended(*id) || !one.stays(clock.now) {

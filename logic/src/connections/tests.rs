@@ -351,6 +351,12 @@ fn linux_is_told_that_rules_may_have_dropped_the_rst() {
     bench.row(1, word::ENDED).fetch_or(4, Relaxed);
     let reset = Reset { tuple: tracked(TCP, 1).tuples[0], may_be_dropped: true };
     assert_eq!(bench.look_after(100 * S).reset, [reset]);
+    // The rules have changed since.
+    let mut bench = Bench::new();
+    bench.keep(TCP, 1, 432_000).unwrap();
+    bench.row(1, word::ENDED).fetch_or(4, Relaxed);
+    bench.kept.follow(vec![self::rules(3, 2)]);
+    assert_eq!(bench.look_after(100 * S).reset, [reset]);
 }
 
 /// The program may miss a FIN. So Linux says in time whether the connection is still established.

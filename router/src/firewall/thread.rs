@@ -554,15 +554,11 @@ fn tell(
     clock: Clock,
 ) -> io::Result<()> {
     for Reset { tuple, may_be_dropped } in &due.reset {
-        let most_s = if !may_be_dropped {
-            u32::MAX
-        } else if settings.tcp_close_s < settings.tcp_least_s {
-            settings.tcp_close_s
-        } else {
-            // Other packets may set a timeout as short as this, so it does not show that Linux has seen an RST.
-            continue;
-        };
-        tracker.close(tuple, most_s, settings.tcp_close_s)?;
+        if !may_be_dropped {
+            tracker.close(tuple, u32::MAX, settings.tcp_close_s)?;
+        } else if settings.shows_resets() {
+            tracker.close(tuple, settings.tcp_close_s, settings.tcp_close_s)?;
+        }
     }
     let refresh: Vec<_> = due.refresh.iter().map(|(_, refresh)| *refresh).collect();
     let done = tracker.refresh(&refresh)?;

@@ -258,7 +258,7 @@ impl Round<'_> {
         // No timeout ends within a round.
         let timeouts = ["tcp_timeout_close", "tcp_timeout_last_ack", "tcp_timeout_close_wait", "udp_timeout"];
         // The timeout of closed connections shows the daemon that Linux has seen an RST. The others are longer.
-        let seconds = |name| if name == "tcp_timeout_close" { 200 } else { 300 };
+        let seconds = |name| if name == "tcp_timeout_close" { 100 } else { 300 };
         let setting = |name| format!("net.netfilter.nf_conntrack_{name}={}", seconds(name));
         let settings = timeouts.map(setting).join(" ");
         let liberal = u8::from(self.is_liberal);

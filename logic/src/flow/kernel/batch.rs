@@ -72,7 +72,8 @@ impl<M: FlowMemory> Writer<M> {
         }
         // The open batch may have given a mask a new second entry, which readers may have passed. It removes the others later.
         let open: BTreeSet<(TableId, u16)> = self.batch.twice.iter().copied().collect();
-        for &(table, row) in batch.twice.iter().filter(|place| !open.contains(place)) {
+        let sealed: BTreeSet<(TableId, u16)> = batch.twice.iter().copied().collect();
+        for &(table, row) in sealed.difference(&open) {
             order::tidy(&self.memory, table, row);
         }
         for table in 0..=CORE_TABLE {

@@ -224,10 +224,13 @@ impl<M: FlowMemory> Writer<M> {
         times.find_map(|times| self.filled(place, count.checked_mul(times)?))
     }
 
-    /// Gives most buckets of a mask back if few rules are left in them. These may be rules of other masks.
+    /// Gives most buckets of a mask back if few rules are left in them. These may be rules of other masks. Rules with the same
+    /// hash may need more room than fewer buckets have. So this is tried at few numbers of rules, not at each removal.
     fn shrink(&mut self, place: u16) {
         let count = self.masks.range(place).map_or(0, |range| range.count);
-        if (self.masks.held(place) as usize) < count as usize * words::BUCKET / EMPTY
+        let held = self.masks.held(place);
+        if held.is_power_of_two()
+            && (held as usize) < count as usize * words::BUCKET / EMPTY
             && let Some(range) = self.filled(place, count / 4)
         {
             self.batch.ranges.extend(self.masks.moved(&self.memory, place, range));

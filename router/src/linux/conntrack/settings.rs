@@ -24,6 +24,16 @@ pub struct Settings {
     pub udp_stream_s: u32,
 }
 
+impl Settings {
+    /// Does a connection of TCP with no more than `tcp_close_s` left show that Linux has seen an RST? Other packets set
+    /// at least the other timeouts. These run down while the connection is fast and silent, but for no longer than the shortest
+    /// of them.
+    pub fn shows_resets(&self) -> bool {
+        let least = self.tcp_established_s.min(self.tcp_least_s);
+        self.tcp_close_s.saturating_add(least.min(self.tcp_closing_s)) < least
+    }
+}
+
 /// Open files of the settings of one namespace. They do not keep the namespace alive.
 #[derive(Debug)]
 pub struct SettingFiles {
@@ -133,6 +143,16 @@ mod tests {
             udp_stream_s: 120,
         };
         assert_eq!(files.read().unwrap(), expected);
+        let usual = Settings { tcp_least_s: 300, ..expected };
+        assert!(usual.shows_resets());
+        for other in [
+            Settings { tcp_close_s: 270, ..usual },
+            Settings { tcp_established_s: 30, ..usual },
+            Settings { tcp_least_s: 12, ..usual },
+            Settings { tcp_close_s: u32::MAX, ..usual },
+        ] {
+            assert!(!other.shows_resets(), "{other:?}");
+        }
         write("udp_timeout_stream", "60\n");
         assert_eq!(files.read().unwrap(), Settings { udp_stream_s: 60, ..expected });
         write("udp_timeout_stream", "x\n");
