@@ -45,6 +45,10 @@ fn clock(now: Duration) -> Clock {
     Clock { now, jiffies: 1_000_000 + (now.as_secs_f64() * HZ) as u64, hz: HZ }
 }
 
+fn firewall(table: Table) -> Arc<Firewall> {
+    Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() })
+}
+
 /// A router with the devices 1 and 2, a chain that accepts all, and an empty one of NAT.
 fn rules(router: u8, generation: u32) -> ConnectionRules {
     let base = Base { hook: Hook::Forward, priority: 0, nat: false, accepts: true, devices: Devices::All };
@@ -63,10 +67,7 @@ fn rules(router: u8, generation: u32) -> ConnectionRules {
         name: "r".into(),
         router,
         generation,
-        firewall: Arc::new(Firewall {
-            rules: Ruleset { tables: vec![Arc::new(table)] },
-            ..Firewall::default()
-        }),
+        firewall: firewall(table),
         devices: [(1, device(10, "lan")), (2, device(11, "wan"))].into(),
     }
 }
@@ -344,8 +345,7 @@ fn linux_is_told_that_rules_may_have_dropped_the_rst() {
     let mut raw = table.chains["f"].clone();
     raw.base = raw.base.map(|base| Base { hook: Hook::Prerouting, priority: -300, ..base });
     table.chains.insert("raw".into(), raw);
-    rules.firewall =
-        Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() });
+    rules.firewall = firewall(table);
     bench.kept.follow(vec![rules]);
     bench.keep(TCP, 1, 432_000).unwrap();
     bench.row(1, word::ENDED).fetch_or(4, Relaxed);
@@ -869,8 +869,7 @@ fn rules_with_a_set(generation: u32, expires_at: Duration, in_another: bool) -> 
         forward.rules.push(Rule { handle: 2, expressions: accepts("t") });
     }
     table.sets.extend([("s".into(), set(Some(expires_at))), ("t".into(), set(None))]);
-    rules.firewall =
-        Arc::new(Firewall { rules: Ruleset { tables: vec![Arc::new(table)] }, ..Firewall::default() });
+    rules.firewall = firewall(table);
     rules
 }
 

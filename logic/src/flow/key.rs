@@ -68,16 +68,20 @@ impl Key {
         Key::from_words(words)
     }
 
+    /// How many bits a mask tests.
+    pub fn bits(&self) -> u32 {
+        self.words().iter().map(|word| word.count_ones()).sum()
+    }
+
     /// The rank of a mask. It decides between rules of one priority that match the same packet, where OpenFlow leaves the
-    /// choice open. The mask with more bits wins, then the one with the higher hash. The rank has 36
-    /// bits. If two masks have the same rank, either may win.
+    /// choice open. The mask with more bits wins, then the one with the higher hash. The rank has 36 bits. If two masks have
+    /// the same rank, either may win.
     pub fn rank(&self) -> u64 {
-        let words = self.words();
-        let bits: u32 = words.iter().map(|word| word.count_ones()).sum();
-        let hash = words
+        let hash = self
+            .words()
             .iter()
             .fold(0_u64, |h, word| (h ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29));
-        u64::from(bits) << 25 | hash >> 39
+        u64::from(self.bits()) << 25 | hash >> 39
     }
 
     /// Is every bit of `self` in `other`?

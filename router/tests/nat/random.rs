@@ -256,11 +256,14 @@ impl Round<'_> {
     fn set_up(&mut self) {
         self.restore();
         // No timeout ends within a round.
-        let timeouts = ["tcp_timeout_close", "tcp_timeout_last_ack", "tcp_timeout_close_wait", "udp_timeout"];
         // The timeout of closed connections shows the daemon that Linux has seen an RST. The others are longer.
-        let seconds = |name| if name == "tcp_timeout_close" { 100 } else { 300 };
-        let setting = |name| format!("net.netfilter.nf_conntrack_{name}={}", seconds(name));
-        let settings = timeouts.map(setting).join(" ");
+        let timeouts = [
+            "tcp_timeout_close=100",
+            "tcp_timeout_last_ack=300",
+            "tcp_timeout_close_wait=300",
+            "udp_timeout=300",
+        ];
+        let settings = timeouts.map(|setting| format!("net.netfilter.nf_conntrack_{setting}")).join(" ");
         let liberal = u8::from(self.is_liberal);
         self.worlds
             .run(&format!("sysctl -qw {settings} net.netfilter.nf_conntrack_tcp_be_liberal={liberal}"));

@@ -5,8 +5,8 @@ use super::{
     CACHE_WAYS, FRONT, FlowMemory, Seed,
     index::Index,
     masks,
-    memory::{ORDER, ORDER_RANK_SHIFT, TABLE_ROWS, words},
-    order,
+    memory::{ORDER_RANK_SHIFT, TABLE_ROWS, words},
+    order::{self, Order},
     ranges::Range,
     rule_word, verdict,
 };
@@ -84,10 +84,9 @@ impl<M: FlowMemory> Reader<'_, M> {
     }
 
     fn lookup(&self, table: u8, key: &Words) -> u32 {
-        let entries = &self.memory.tables()[usize::from(table) * words::TABLE..][..words::TABLE];
-        let count = (entries[0].load(Acquire) as usize).min(ORDER);
+        let order = Order::of(self.memory, table);
         let (mut best, mut best_precedence) = (1 + u32::from(table), 0);
-        for entry in entries[1..=count].iter().map(|entry| entry.load(Acquire)) {
+        for entry in (0..order.length()).map(|at| order.get(at)) {
             if order::row_of(entry) == 0 || best_precedence > entry >> ORDER_RANK_SHIFT {
                 continue;
             }
@@ -103,7 +102,7 @@ impl<M: FlowMemory> Reader<'_, M> {
     /// Looks a key up in the tables.
     pub fn look(&self, key: &Key) -> Looked {
         let mut seen = key.words();
-        let has_core_table = self.memory.tables()[usize::from(CORE_TABLE) * words::TABLE].load(Acquire) != 0;
+        let has_core_table = Order::of(self.memory, CORE_TABLE).length() > 0;
         let first = if has_core_table { CORE_TABLE } else { 0 };
         let (mut rules, mut table, mut slow) = (Vec::new(), first, false);
         for _ in 0..TABLE_ROWS {

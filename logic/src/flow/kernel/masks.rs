@@ -8,14 +8,11 @@
 
 use super::{
     index::Index,
-    memory::{FRONT, FlowMemory, MASKS, words},
+    memory::{FRONT, FlowMemory, MASKS, TABLE_ROWS, words},
     order::{Order, entry},
     ranges::{Range, Ranges},
 };
-use crate::flow::{
-    Key, Refused,
-    rule::{TABLES, TableId},
-};
+use crate::flow::{Key, Refused, rule::TableId};
 use std::{collections::HashMap, sync::atomic::Ordering::Release};
 
 struct Row {
@@ -69,10 +66,6 @@ pub(super) const FRAGMENTS_WORD: usize = INDEX_WORD + 1;
 pub(super) const RANK_WORD: usize = FRAGMENTS_WORD + 1;
 const _: () = assert!(RANK_WORD + 1 == words::MASK);
 
-fn bits(mask: &Key) -> u32 {
-    mask.words().iter().map(|word| word.count_ones()).sum()
-}
-
 /// A mask as `struct flow_mask`: the words of the mask, then a list of the rest words that it uses.
 fn row_words(mask: &Key) -> [u64; words::MASK] {
     let mut row = [0; words::MASK];
@@ -98,7 +91,7 @@ impl Masks {
             rows: (0..MASKS).map(|_| None).collect(),
             free: (1..MASKS as u16).rev().collect(),
             by_mask: HashMap::new(),
-            holders: vec![Vec::new(); usize::from(TABLES) + 1],
+            holders: vec![Vec::new(); TABLE_ROWS],
             union: Key::ZERO,
             ranges: Ranges::new(buckets),
         }
@@ -225,7 +218,7 @@ impl Masks {
         }
         let common = |&row: &u16| mask.intersection(&self.mask(row));
         let (bits, common) =
-            holders.iter().map(common).map(|common| (bits(&common), common)).max_by_key(|(bits, _)| *bits)?;
+            holders.iter().map(common).map(|common| (common.bits(), common)).max_by_key(|(bits, _)| *bits)?;
         if bits < LEAST_BITS || self.by_mask.contains_key(&(table, common)) {
             return None;
         }
@@ -245,8 +238,8 @@ impl Masks {
         let Some(r) = self.rows[usize::from(row)].as_mut() else { return };
         r.held += 1;
         if r.held == 1 {
-            let (table, place) = (usize::from(r.table), (bits(&r.mask), row));
-            let before = |&other: &u16| (bits(&self.mask(other)), other) > place;
+            let (table, place) = (usize::from(r.table), (r.mask.bits(), row));
+            let before = |&other: &u16| (self.mask(other).bits(), other) > place;
             let at = self.holders[table].partition_point(before);
             self.holders[table].insert(at, row);
         }

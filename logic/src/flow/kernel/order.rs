@@ -5,7 +5,7 @@
 //! last. A mask that moves towards the front is therefore written a second time. Its later entry is removed after a
 //! grace period.
 
-use super::memory::{FlowMemory, ORDER, ORDER_RANK_SHIFT, SPARE, words};
+use super::memory::{FlowMemory, MASKS, ORDER, ORDER_RANK_SHIFT, SPARE, words};
 use crate::flow::{
     Key,
     rule::{CORE_TABLE, TableId},
@@ -106,10 +106,9 @@ impl Order<'_> {
 
     /// How many entries are the second one of a mask.
     fn twice(&self) -> usize {
-        let mut rows: Vec<u16> =
-            (0..self.length()).map(|at| row_of(self.get(at))).filter(|row| *row != 0).collect();
-        rows.sort_unstable();
-        rows.windows(2).filter(|pair| pair[0] == pair[1]).count()
+        let mut seen = vec![false; MASKS];
+        let rows = (0..self.length()).map(|at| usize::from(row_of(self.get(at))));
+        rows.filter(|row| *row != 0 && std::mem::replace(&mut seen[*row], true)).count()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Rules in rows of `flow_rules`, and in the buckets of their masks.
 
 use super::{
-    FRONT, FlowMemory, Writer, index::Index, masks::COLLISIONS, pool::Got, ranges::Range, row, rule_word,
-    store, words,
+    FRONT, FlowMemory, Writer, index::Index, masks::COLLISIONS, order::Order, pool::Got, ranges::Range, row,
+    rule_word, store, words,
 };
 use crate::flow::{
     Key, Refused,
@@ -56,7 +56,7 @@ impl<M: FlowMemory> Writer<M> {
         self.clear_counters(row);
         self.note_groups(row, Some(rule.instructions));
         // Flows that were cached while packets skipped the core table do not contain its miss.
-        let passed_by = rule.table == CORE_TABLE && self.entries(CORE_TABLE) == 0;
+        let passed_by = rule.table == CORE_TABLE && Order::of(&self.memory, CORE_TABLE).length() == 0;
         self.batch.flush |= passed_by;
         if first {
             self.publish(row, place, hides, (rule.priority, &mask))?;
@@ -125,11 +125,6 @@ impl<M: FlowMemory> Writer<M> {
             self.masks.drop_unused(common);
         }
         has_room.then_some(common)
-    }
-
-    /// How many entries the order of a table has. If the core table has none, packets skip it.
-    fn entries(&self, table: TableId) -> u64 {
-        self.memory.tables()[usize::from(table) * words::TABLE].load(Acquire)
     }
 
     /// The program of a rule for the kernel plane.

@@ -26,8 +26,8 @@ pub struct Settings {
 
 impl Settings {
     /// Does a connection of TCP with no more than `tcp_close_s` left show that Linux has seen an RST? Other packets set
-    /// at least the other timeouts. These run down while the connection is fast and silent, but for no longer than the shortest
-    /// of them.
+    /// longer timeouts, which run down while the connection is silent. The row in the kernel plane ends after the shortest
+    /// timeout at the latest. By then, more than `tcp_close_s` must be left.
     pub fn shows_resets(&self) -> bool {
         let least = self.tcp_established_s.min(self.tcp_least_s);
         self.tcp_close_s.saturating_add(least.min(self.tcp_closing_s)) < least
