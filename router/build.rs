@@ -16,6 +16,9 @@ fn main() {
     for object in ["multipath_key", "pass", "paths", "polls", "transmit"] {
         builder(&root, object).obj(out.join(format!("{object}.bpf.o"))).build().unwrap_or_else(failed);
     }
+    // Measurements compile a program of the lab with the same headers (tests/common/driver.rs).
+    let headers = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys names its headers");
+    println!("cargo::rustc-env=LIBBPF_HEADERS={headers}");
     println!("cargo::rerun-if-changed={}", root.display());
     println!("cargo::rerun-if-env-changed=CLANG");
 }

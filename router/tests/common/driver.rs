@@ -28,7 +28,8 @@ impl Driver {
         let object = tempfile::NamedTempFile::new().unwrap();
         let clang = std::env::var("CLANG").unwrap_or("clang-16".into());
         let mut compile = Command::new(clang);
-        compile.args(["-target", "bpf", "-g", "-O2", "-I/usr/include/x86_64-linux-gnu", "-c", "-o"]);
+        compile.args(["-target", "bpf", "-g", "-O2", "-I/usr/include/x86_64-linux-gnu", "-I"]);
+        compile.args([env!("LIBBPF_HEADERS"), "-c", "-o"]);
         let done = compile.arg(object.path()).arg(root.join("cost.bpf.c")).status().unwrap();
         assert!(done.success());
         let mut open = ObjectBuilder::default().open_file(object.path()).unwrap();
