@@ -3,6 +3,7 @@
 
 use super::now;
 use crate::{
+    api::cores::{CoreReport, CoresReport},
     config::CoresSettings,
     cores::{
         Roots,
@@ -53,7 +54,6 @@ pub fn start(maps: Arc<FlowMaps>, cores: CoresHandle) -> Result<()> {
 /// The settings that matter here.
 fn settings(wanted: &CoresSettings) -> Settings {
     Settings {
-        allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
         high: wanted.high.fraction(),
         low: wanted.low.fraction(),
         hold: wanted.hold.0,
@@ -98,7 +98,8 @@ impl Choosing {
             (flows.others, flows.first) = (chosen.others, chosen.first);
         }
         let settings = settings(&self.cores.wanted());
-        let mut choices = self.chooser.decide(now, &self.view(), &flows, &settings);
+        let view = view(self.cores.cores(), &self.busy);
+        let mut choices = self.chooser.decide(now, &view, &flows, &settings);
         let leave = std::mem::take(&mut choices.leave);
         if choices == self.last && leave.is_empty() {
             return Ok(());
@@ -107,33 +108,52 @@ impl Choosing {
         self.last = choices;
         Ok(())
     }
+}
 
-    /// A view in which all work of a core counts as other work, and queues have no work.
-    fn view(&self) -> View {
-        let report = self.cores.cores();
-        let polled = report.queues.iter().filter_map(|queue| queue.core);
-        let queue = |(index, core)| Queue {
-            id: QueueId { port: 0, index },
-            node: None,
-            core,
-            movable: false,
-            ran: 0.0,
-            waited: 0.0,
-            counted: None,
-            parts: Vec::new(),
-            is_partial: false,
-            spilled: Vec::new(),
+/// The cores that may forward. All work of a core counts as other work, and queues have no work.
+fn view(report: CoresReport, busy: &Others) -> View {
+    let polled = report.queues.iter().filter_map(|queue| queue.core);
+    let queue = |(index, core)| Queue {
+        id: QueueId { port: 0, index },
+        node: None,
+        core,
+        movable: false,
+        ran: 0.0,
+        waited: 0.0,
+        counted: None,
+        parts: Vec::new(),
+        is_partial: false,
+        spilled: Vec::new(),
+    };
+    let core = |core: CoreReport| Core {
+        id: core.core,
+        node: core.node,
+        physical: core.physical,
+        workloads: core.workloads.len().try_into().unwrap_or(u16::MAX),
+        other: busy.of(core.core).unwrap_or(core.forwarding + core.other.unwrap_or(0.0)),
+    };
+    View {
+        queues: (0..).zip(polled).map(queue).collect(),
+        cores: report.cores.into_iter().filter(|core| core.may_forward).map(core).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A control group may keep a core for itself. Flows leave such a core, as if it were offline.
+    #[test]
+    fn only_cores_that_may_forward_are_chosen() {
+        let core = |core, may_forward| CoreReport { core, may_forward, ..CoreReport::default() };
+        let report = CoresReport {
+            cores: vec![core(1, true), core(2, false), core(3, true)],
+            ..CoresReport::default()
         };
-        let core = |core: crate::api::cores::CoreReport| Core {
-            id: core.core,
-            node: core.node,
-            physical: core.physical,
-            workloads: core.workloads.len().try_into().unwrap_or(u16::MAX),
-            other: self.busy.of(core.core).unwrap_or(core.forwarding + core.other.unwrap_or(0.0)),
-        };
-        View {
-            queues: (0..).zip(polled).map(queue).collect(),
-            cores: report.cores.into_iter().map(core).collect(),
-        }
+        let view = view(report, &Others::default());
+        assert_eq!(view.cores.iter().map(|core| core.id).collect::<Vec<_>>(), [1, 3]);
+        let choices =
+            Chooser::default().decide(Duration::ZERO, &view, &BTreeMap::new(), &Settings::default());
+        assert!(!choices.ring.is_empty() && !choices.ring.contains(&2), "{:?}", choices.ring);
     }
 }
