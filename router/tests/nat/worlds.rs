@@ -86,6 +86,7 @@ pub struct Worlds {
 impl Worlds {
     pub fn new(placement: Placement, rules: Rules) -> Worlds {
         let linux = Router::new(placement, rules);
+        linux.pass_by_xdp();
         let mut millrace = Router::new(placement, rules);
         millrace.start();
         let mut worlds = Worlds {
