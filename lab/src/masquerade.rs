@@ -98,7 +98,7 @@ pub fn begin(testbed: &mut Testbed, workload: &Workload, earlier: usize) -> Resu
     let answers: Vec<_> = answers.collect();
     let (wanted, mut assured) = (earlier + workload.targets.len(), 0);
     for _ in 0..MOST_WAVES {
-        send_to_all(testbed, workload.targets.len(), workload.frame_bytes)?;
+        send_to_all(testbed, workload.targets.len(), workload.frame_bytes, BEGIN_PPS)?;
         // An answer to a connection that Linux does not know would take its port.
         if count(testbed)? < wanted {
             continue;
@@ -170,8 +170,8 @@ fn send_answers(testbed: &Testbed, answers: &[Vec<u8>]) -> Result<()> {
 ///
 /// # Errors
 /// The generator fails.
-pub fn send_to_all(testbed: &mut Testbed, connections: usize, frame_bytes: u16) -> Result<()> {
-    testbed.generator.start(Load { frame_bytes, pace: Pace::Rate(BEGIN_PPS) })?;
+pub fn send_to_all(testbed: &mut Testbed, connections: usize, frame_bytes: u16, pps: u64) -> Result<()> {
+    testbed.generator.start(Load { frame_bytes, pace: Pace::Rate(pps) })?;
     let sent = (|| {
         while testbed.generator.packets()? < connections as u64 {
             sys::sleep(Duration::from_millis(5))?;
@@ -182,10 +182,6 @@ pub fn send_to_all(testbed: &mut Testbed, connections: usize, frame_bytes: u16) 
     testbed.generator.stop()?;
     sys::sleep(Duration::from_millis(50))?;
     sent
-}
-
-fn low(frame_bytes: u16) -> Load {
-    Load { frame_bytes, pace: Pace::Rate(LOW_PPS) }
 }
 
 /// Seconds from the end of `change` until nearly all packets are fast.
@@ -200,7 +196,7 @@ pub fn until_fast(
     let stream = &testbed.generator.streams()[0];
     let look = LOOK.max(Duration::from_secs(1) * stream.targets.len() as u32 / LOW_PPS as u32);
     let patience = PATIENCE.max(Duration::from_secs(1) * stream.targets.len() as u32 / LEAST_PER_S);
-    let load = low(stream.sizes.min());
+    let load = Load { frame_bytes: stream.sizes.min(), pace: Pace::Rate(LOW_PPS) };
     testbed.generator.start(load)?;
     let waited = (|| {
         change(testbed)?;

@@ -240,7 +240,7 @@ fn one(
             }
             // Connections without packets do not stay fast.
             testbed.generator.set_targets(workload.targets[..begun].to_vec(), workload.frame_bytes)?;
-            send_to_all(testbed, begun, workload.frame_bytes)?;
+            send_to_all(testbed, begun, workload.frame_bytes, LOW_PPS)?;
         }
         if let Some(millrace) = &millrace {
             let change = |testbed: &Testbed| nft(&testbed.box_namespace, ANOTHER_RULE);

@@ -5,6 +5,7 @@
 pub mod driver;
 pub mod frame;
 pub mod order;
+pub mod program;
 pub mod ruleset;
 pub mod wire;
 pub mod world;

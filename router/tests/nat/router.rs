@@ -6,7 +6,7 @@
 //! ```
 //! The networks of IPv6 are fd00:1::/64 and so on.
 
-use super::common::{self, wire::Wire};
+use super::common::{self, program::load_program, wire::Wire};
 use router::linux::netlink::socket::set_option;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
@@ -316,10 +316,17 @@ impl Router {
     /// as beside Millrace. On 6.1, this decides whether fragments leave VLAN devices as they came (`ip_do_fragment`).
     pub fn pass_by_xdp(&self) {
         self.enter();
-        let program = pass_program();
+        // Frames of devices with a large MTU have more than one buffer.
+        let frags = libbpf_sys::bpf_prog_load_opts {
+            sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as libbpf_sys::size_t,
+            prog_flags: libbpf_sys::BPF_F_XDP_HAS_FRAGS,
+            ..Default::default()
+        };
+        // XDP_PASS
+        let program = load_program(libbpf_sys::BPF_PROG_TYPE_XDP, 2, Some(frags));
         for device in DEVICES {
             let (index, fd) = (common::ifindex(&self.port(device)) as i32, program.as_raw_fd());
-            // SAFETY: `opts` may be null; the interface keeps the program.
+            // SAFETY: no options are passed.
             let done =
                 unsafe { libbpf_sys::bpf_xdp_attach(index, fd, libbpf_sys::XDP_FLAGS_DRV_MODE, ptr::null()) };
             assert_eq!(done, 0, "attaching to {}", self.port(device));
@@ -520,32 +527,4 @@ pub fn has_vlans() -> bool {
         .unwrap()
         .status
         .success()
-}
-
-/// r0 = XDP_PASS; exit
-fn pass_program() -> OwnedFd {
-    let move_and_exit = [
-        libbpf_sys::bpf_insn { code: 0xb7, imm: 2, ..Default::default() },
-        libbpf_sys::bpf_insn { code: 0x95, ..Default::default() },
-    ];
-    // Frames of devices with a large MTU have more than one buffer.
-    let mut options = libbpf_sys::bpf_prog_load_opts {
-        sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as libbpf_sys::size_t,
-        prog_flags: libbpf_sys::BPF_F_XDP_HAS_FRAGS,
-        ..Default::default()
-    };
-    // SAFETY: name, license, options and the two instructions are valid until the call returns.
-    let fd = unsafe {
-        libbpf_sys::bpf_prog_load(
-            libbpf_sys::BPF_PROG_TYPE_XDP,
-            c"pass".as_ptr(),
-            c"GPL".as_ptr(),
-            move_and_exit.as_ptr(),
-            2,
-            &mut options,
-        )
-    };
-    assert!(fd >= 0, "loading a program: {}", std::io::Error::last_os_error());
-    // SAFETY: it is ours.
-    unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -86,7 +86,9 @@ pub struct Worlds {
 impl Worlds {
     pub fn new(placement: Placement, rules: Rules) -> Worlds {
         let linux = Router::new(placement, rules);
-        linux.pass_by_xdp();
+        if placement == Placement::Vlan {
+            linux.pass_by_xdp();
+        }
         let mut millrace = Router::new(placement, rules);
         millrace.start();
         let mut worlds = Worlds {

@@ -1,7 +1,10 @@
 //! Hazards, which the fast path would bypass or break on. They are found and named, and it is noticed when
 //! they are gone.
 
-use crate::bed::*;
+use crate::{
+    bed::*,
+    program::{load_program, own},
+};
 use libbpf_rs::libbpf_sys as sys;
 use logic::{
     cause::Cause,
@@ -19,7 +22,7 @@ use router::linux::{
 };
 use std::{
     fs::File,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     time::Duration,
 };
 
@@ -345,24 +348,6 @@ fn a_device_in_a_container_that_takes_packets_keeps_its_port_with_the_kernel() {
         expect("ip link set port0 arp off", Some("port0 does not resolve addresses (IFF_NOARP)"));
         expect("ip link set port0 arp on", None);
     });
-}
-
-fn own(fd: i32) -> OwnedFd {
-    assert!(fd >= 0, "{}", std::io::Error::from_raw_os_error(-fd));
-    // SAFETY: a new descriptor, owned by nobody else.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// A program that returns `verdict`.
-fn load_program(kind: sys::bpf_prog_type, verdict: i32, options: Option<sys::bpf_prog_load_opts>) -> OwnedFd {
-    // r0 = verdict; exit
-    let program =
-        [(0xb7, verdict), (0x95, 0)].map(|(code, imm)| sys::bpf_insn { code, imm, ..Default::default() });
-    let mut options = options;
-    let options = options.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    let (name, license) = (c"pass".as_ptr(), c"GPL".as_ptr());
-    // SAFETY: strings, instructions and options live across the call.
-    own(unsafe { sys::bpf_prog_load(kind, name, license, program.as_ptr(), 2, options) })
 }
 
 /// Attaches a program that lets everything pass. It stays as long as the result lives.

@@ -9,6 +9,8 @@ mod forged;
 mod hazards;
 mod hostile;
 mod measure;
+#[path = "../common/program.rs"]
+mod program;
 
 use bed::*;
 use hostile::HANG;
