@@ -7,12 +7,31 @@ use crate::{
     flood::flood,
 };
 
-/// The parts of the cycles that paths took in a second.
-fn shares(bed: &Bed) -> Vec<f64> {
-    let cycles = || bed.report().paths.iter().map(|path| path.cycles).collect::<Vec<_>>();
-    let before = cycles();
-    thread::sleep(Duration::from_secs(1));
-    let took: Vec<u64> = cycles().iter().zip(before).map(|(after, before)| after - before).collect();
+/// Packets that the ring of a path holds: those of 0.2 s, so that the generator can start again, or wait for its core.
+const RING: u32 = 4096;
+
+/// The parts of the cycles that paths took in a second in which each path of `with_packets` always had some.
+///
+/// A ring that was full between two reports is not empty before the path has handled [`RING`] packets more.
+fn shares(bed: &Bed, with_packets: &[usize]) -> Vec<f64> {
+    let report = || bed.report().paths;
+    let mut took = vec![0; report().len()];
+    let (mut before, mut last, begun) = (report(), report(), Instant::now());
+    while took.iter().sum::<u64>() < 1_000_000_000 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "paths had no packets for a second within 60 s");
+        thread::sleep(Duration::from_millis(20));
+        let now = report();
+        let had_packets = |path: &usize| {
+            last[*path].ring_full > before[*path].ring_full
+                && now[*path].packets - before[*path].packets < u64::from(RING)
+        };
+        if with_packets.iter().all(had_packets) {
+            for (took, (now, last)) in took.iter_mut().zip(now.iter().zip(&last)) {
+                *took += now.cycles - last.cycles;
+            }
+        }
+        (before, last) = (last, now);
+    }
     took.iter().map(|of| *of as f64 / took.iter().sum::<u64>() as f64).collect()
 }
 
@@ -23,9 +42,8 @@ fn shares(bed: &Bed) -> Vec<f64> {
 fn routers_get_their_weights_and_spare_time_goes_to_the_same_router_first() {
     in_new_namespace(|| {
         let bed = Bed::of_ticks(1, WorkersSettings::default());
-        // Rings last for 0.2 s, so that the generator can start again, or wait for its core.
         let of = |id, router, weight| {
-            (id, PathPlan { ring: 4096, router, weight, ..path("slow", &["discard"], 1) })
+            (id, PathPlan { ring: RING, router, weight, ..path("slow", &["discard"], 1) })
         };
         let rings = Rings { fill: 16_384, ..Rings::default() };
         let mut plan = plan(&[1], &ports(1, rings), &[of(0, 1, 3), of(1, 1, 1), of(2, 2, 1)]);
@@ -46,9 +64,9 @@ fn routers_get_their_weights_and_spare_time_goes_to_the_same_router_first() {
                         be_urgent();
                         flood("q0", "mix", &frame, &over);
                     });
-                    only_on([0]);
-                    thread::sleep(Duration::from_millis(300));
-                    shares(&bed)
+                    // Not on the core of the generator, which would leave it no time.
+                    only_on([1]);
+                    shares(&bed, if favoured == 0 { &[1, 2] } else { &[0, 1, 2] })
                 });
                 println!("{what}: {found:.4?}");
                 let is_near = |(found, expected): (&f64, &f64)| (found - expected).abs() < 0.02;
