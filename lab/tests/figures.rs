@@ -196,10 +196,10 @@ fn isolation_reports_the_victims_loss_and_leaves_a_silent_neighbour_out() {
             let cut = |line: &Value| line.pointer("/sample/lost/box.eth1.xdp_dropped").is_some();
             let of = |subject| samples.iter().filter(move |line| line["subject"] == subject);
             assert!(of("millrace-unshared").count() > 0 && !of("millrace-unshared").any(|line| cut(line)));
-            // At lower rates, and while programs have the core, the neighbour loses packets only because of pauses.
+            // At lower rates, and while other programs have the core, the neighbour loses packets only because of pauses.
             let is_fastest = |line: &Value| line["parameters"]["neighbour_pps"] == 8_000_000;
             let value = |line: &Value, what: &str| line["sample"][what].as_f64().unwrap();
-            let is_full = |line: &Value| value(line, "busy") + value(line, "stolen") > 0.9;
+            let is_full = |line: &Value| value(line, "busy") > 0.8;
             let loses = |line: &Value| line["sample"]["neighbour"]["loss"].as_f64() > Some(0.5);
             let overloaded = |line: &Value| is_fastest(line) && is_full(line) && loses(line);
             assert!(of("millrace").all(|line| cut(line) || !overloaded(line)), "{samples:?}");

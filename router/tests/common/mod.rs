@@ -4,6 +4,7 @@
 
 pub mod driver;
 pub mod frame;
+pub mod instructions;
 pub mod order;
 pub mod program;
 pub mod ruleset;

@@ -7,6 +7,7 @@ mod connections;
 mod elements;
 mod features;
 mod handed;
+mod instructions;
 mod random;
 mod rules;
 mod shares;
