@@ -11,8 +11,8 @@ static __always_inline enum reason over_mtu(const struct packet *p)
 	const __u8 *flags = packet_data(p) + p->ip_offset + IPV4_FLAGS;
 
 	if (p->ether_type == ETH_P_IP && (const void *)(flags + 1) <= packet_end(p) && !(*flags & IPV4_FLAG_DF))
-		return REASON_FRAGMENTED;
-	return REASON_OVER_MTU;
+		return rare(REASON_FRAGMENTED);
+	return rare(REASON_OVER_MTU);
 }
 
 /*
@@ -24,9 +24,10 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 {
 	const struct nexthop *n = ROW(nexthops, slot & FIB_INDEX_MASK);
 
-	*reason = REASON_NO_ROUTE;
-	if (!n)
+	if (!n) {
+		*reason = rare(REASON_NO_ROUTE);
 		return NULL;
+	}
 	trace_step(p, TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
 	if (queue_rows && p->queue_nexthop && p->ip_bytes > p->queue_mtu) {
 		*reason = over_mtu(p);
@@ -38,14 +39,16 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 			return NULL;
 		}
 		n = find_neighbour(p, n->interface, destination);
-		*reason = REASON_UNRESOLVED;
-		if (!n)
+		if (!n) {
+			*reason = rare(REASON_UNRESOLVED);
 			return NULL;
+		}
 	}
-	*reason = n->reason;
 	p->out_mac = *(volatile const __u64 *)&n->link;
-	if (n->kind != NEXTHOP_VIA || !p->out_mac)
+	if (n->kind != NEXTHOP_VIA || !p->out_mac) {
+		*reason = rare(n->reason);
 		return NULL;
+	}
 	*reason = REASON_NONE;
 	return n;
 }
@@ -124,11 +127,11 @@ static __always_inline enum reason transmit(struct packet *p)
 	if (p->ip_bytes > out->mtu)
 		return over_mtu(p);
 	if (p->multi_buffer && !(out->flags & NEXTHOP_FRAGS))
-		return REASON_MULTI_BUFFER;
+		return rare(REASON_MULTI_BUFFER);
 	if (bpf_redirect_map(&tx_ports, out->source_port >> 48, 0) != XDP_REDIRECT)
-		return REASON_TX_NOT_READY;
+		return rare(REASON_TX_NOT_READY);
 	if (!resize(p) || !write_ethernet(p))
-		return REASON_NO_HEADROOM;
+		return rare(REASON_NO_HEADROOM);
 	trace_step(p, TRACE_TRANSMIT, out->source_port >> 48, out->vlan);
 	/* This keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */
 	if (!p->explain && !out->used)

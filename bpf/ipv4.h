@@ -71,7 +71,7 @@ static __always_inline enum reason
 check_source(const struct packet *p, const struct router *router, __u64 root, __u32 source)
 {
 	if (martian_source(source))
-		return REASON_BAD_SOURCE;
+		return rare(REASON_BAD_SOURCE);
 	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT | IF_LOOK_AT_SOURCES)) || maybe_local(router, source))
 		return look_at_source(p, root, source);
 	return REASON_NONE;
@@ -121,11 +121,11 @@ __noinline __u64 multipath_hash4(struct xdp_md *ctx, __u32 row, __u32 offset, __
 static __always_inline enum reason check_ipv4(struct packet *p, const struct ipv4 *ip)
 {
 	if (ip->version_ihl != IPV4_PLAIN)
-		return ip->version_ihl >> 4 == 4 && (ip->version_ihl & 15) > 5 ? REASON_IPV4_OPTIONS
-										: REASON_IPV4_BAD_HEADER;
+		return rare(ip->version_ihl >> 4 == 4 && (ip->version_ihl & 15) > 5 ? REASON_IPV4_OPTIONS
+										     : REASON_IPV4_BAD_HEADER);
 	p->ip_bytes = bpf_ntohs(ip->total_length);
 	if (p->ip_bytes < IPV4_BYTES || p->ip_bytes > p->frame_bytes - p->ip_offset || !checksum_ok(ip))
-		return REASON_IPV4_BAD_HEADER;
+		return rare(REASON_IPV4_BAD_HEADER);
 	return REASON_NONE;
 }
 
@@ -135,7 +135,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	enum reason reason;
 
 	if ((void *)(ip + 1) > packet_end(p))
-		return REASON_IPV4_BAD_HEADER;
+		return rare(REASON_IPV4_BAD_HEADER);
 	if ((reason = check_ipv4(p, ip)) != REASON_NONE)
 		return reason;
 
@@ -152,7 +152,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 						      multipath_hash4(p->ctx, p->router, p->ip_offset, p->ip_bytes);
 
 		if (hash == MULTIPATH_UNSURE)
-			return ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
+			return rare(ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE);
 		slot = group_member(p, slot, hash);
 	}
 	struct address address = { .lo = bpf_htonl(destination) };
@@ -163,17 +163,17 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	if ((reason = check_source(p, router, root, source)) != REASON_NONE)
 		return reason;
 	if (ip->ttl <= 1)
-		return REASON_TTL_EXCEEDED;
+		return rare(REASON_TTL_EXCEEDED);
 	if (p->out->interface == p->interface && (p->flags & IF_REDIRECTS))
-		return REASON_SAME_INTERFACE;
+		return rare(REASON_SAME_INTERFACE);
 	if (rules_decide(p, router, 0))
-		return REASON_RULES;
+		return rare(REASON_RULES);
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
 
 	ip = packet_data(p) + p->ip_offset;
 	if ((void *)(ip + 1) > packet_end(p))
-		return REASON_MALFORMED;	/* cannot happen: checked above; for the verifier */
+		return rare(REASON_MALFORMED);	/* cannot happen: checked above; for the verifier */
 	/* ip_decrease_ttl: adding 0x0100 to the checksum as ones' complement, end-around carry included (RFC 1141). */
 	__u32 sum = ip->checksum + bpf_htons(0x0100);
 	ip->checksum = sum + (sum >= 0xffff);

@@ -24,12 +24,13 @@ fn main() {
 }
 
 fn builder(root: &Path, name: &str) -> SkeletonBuilder {
-    let warnings = ["-Wall", "-Wextra", "-Wshadow", "-Werror", "-Wno-unused-parameter"];
+    // Instructions that Linux has since 5.1. Those for 32 bits save a tenth of the program's.
+    let flags = ["-mcpu=v3", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-Wno-unused-parameter"];
     let mut builder = SkeletonBuilder::new();
     builder
         .source(root.join(format!("{name}.bpf.c")))
         .clang(clang())
-        .clang_args(warnings.map(str::to_owned).into_iter().chain([system_headers()]));
+        .clang_args(flags.map(str::to_owned).into_iter().chain([system_headers()]));
     builder
 }
 
