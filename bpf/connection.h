@@ -54,7 +54,7 @@ read_key(struct xdp_md *ctx, __u32 router, __u32 offset, struct connection_key *
 		const struct ipv6 *ip = data + (offset & 0xff);
 
 		if ((void *)(ip + 1) > end)
-			return NULL;
+			return RARE(NULL);
 		key->source[0] = ip->source[0];
 		key->source[1] = ip->source[1];
 		key->destination[0] = ip->destination[0];
@@ -66,7 +66,7 @@ read_key(struct xdp_md *ctx, __u32 router, __u32 offset, struct connection_key *
 		const struct ipv4 *ip = data + (offset & 0xff);
 
 		if ((void *)(ip + 1) > end || ip->fragment & bpf_htons(IPV4_FRAGMENT))
-			return NULL;
+			return RARE(NULL);
 		key->source[0] = ip->source;
 		key->destination[0] = ip->destination;
 		key->source[1] = key->destination[1] = 0;
@@ -75,16 +75,16 @@ read_key(struct xdp_md *ctx, __u32 router, __u32 offset, struct connection_key *
 		header = (void *)(ip + 1);
 	}
 	if ((protocol != IPPROTO_TCP && protocol != IPPROTO_UDP) || !is_plain(header, end, bytes, protocol))
-		return NULL;
+		return RARE(NULL);
 	/* is_plain() has checked this room; the verifier forgets it. */
 	if ((const void *)(header + UDP_BYTES) > end)
-		return NULL;
+		return RARE(NULL);
 	/*
 	 * conntrack refuses shorter and longer lengths (udp_error). It computes the checksum over the whole IP packet, so that of
 	 * a packet with bytes behind UDP is wrong for it (nf_ip_checksum).
 	 */
 	if (protocol == IPPROTO_UDP && bpf_ntohs(*(const __be16 *)(header + UDP_LENGTH)) != bytes)
-		return NULL;
+		return RARE(NULL);
 	key->ports = *(const __u32 *)header;
 	key->rest = protocol | (router & 0xff) << 8 | offset >> 31 << 16;
 	return header;
@@ -109,11 +109,11 @@ search_connections(__u32 block, __u32 hash, const struct connection_key *key, bo
 		const struct connection *c = ROW(connections, row);
 
 		if (!c)
-			return 0;
+			return RARE(0);
 		__u64 word = *(volatile const __u64 *)c;
 
 		if (!word)
-			return 0;
+			return RARE(0);
 		if ((word & ~((__u64)CONNECTION_TRANSLATED << 56)) == (key->ports | (__u64)key->rest << 32) &&
 		    has_addresses(c, key))
 			return row + 1;
@@ -179,10 +179,10 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 	__u8 flags = TCP_ACK;
 
 	if (!header)
-		return 0;
+		return RARE(0);
 	if ((key.rest & 0xff) == IPPROTO_TCP) {
 		if ((const void *)(header + TCP_BYTES) > (void *)(long)ctx->data_end)
-			return 0;
+			return RARE(0);
 		flags = header[TCP_FLAGS];
 	}
 	__u64 hash = connection_hash(&key);
@@ -196,12 +196,12 @@ __noinline __u64 find_connection(struct xdp_md *ctx, __u32 place, __u32 offset, 
 	if (flags & TCP_STATE_FLAGS) {
 		if (purpose == FIND_TO_FORWARD)
 			end_connection(row - 1, flags & TCP_STATE_FLAGS);
-		return 0;
+		return RARE(0);
 	}
 	const struct connection *c = ROW(connections, row - 1);
 
 	if (!c || !(flags & TCP_ACK) || !is_valid(c, place & 0xff, place >> 16))
-		return 0;
+		return RARE(0);
 	return row | (__u64)c->egress << 32 | (__u64)(c->state & CONNECTION_TRANSLATED) << 48;
 }
 
@@ -355,7 +355,7 @@ static __always_inline __u16 replaced(__u16 checksum, __u64 change)
 {
 	__u64 sum = 0xffff + (__u16)~checksum + change;
 
-	sum = (sum >> 32) + (__u32)sum;
+	/* It has less than 38 bits: `change` is a sum of at most nine values of change_of(). */
 	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);

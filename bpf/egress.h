@@ -11,8 +11,8 @@ static __always_inline enum reason over_mtu(const struct packet *p)
 	const __u8 *flags = packet_data(p) + p->ip_offset + IPV4_FLAGS;
 
 	if (p->ether_type == ETH_P_IP && (const void *)(flags + 1) <= packet_end(p) && !(*flags & IPV4_FLAG_DF))
-		return rare(REASON_FRAGMENTED);
-	return rare(REASON_OVER_MTU);
+		return RARE(REASON_FRAGMENTED);
+	return RARE(REASON_OVER_MTU);
 }
 
 /*
@@ -25,7 +25,7 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 	const struct nexthop *n = ROW(nexthops, slot & FIB_INDEX_MASK);
 
 	if (!n) {
-		*reason = rare(REASON_NO_ROUTE);
+		*reason = RARE(REASON_NO_ROUTE);
 		return NULL;
 	}
 	trace_step(p, TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
@@ -40,13 +40,13 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 		}
 		n = find_neighbour(p, n->interface, destination);
 		if (!n) {
-			*reason = rare(REASON_UNRESOLVED);
+			*reason = RARE(REASON_UNRESOLVED);
 			return NULL;
 		}
 	}
 	p->out_mac = *(volatile const __u64 *)&n->link;
 	if (n->kind != NEXTHOP_VIA || !p->out_mac) {
-		*reason = rare(n->reason);
+		*reason = RARE(n->reason);
 		return NULL;
 	}
 	*reason = REASON_NONE;
@@ -90,22 +90,23 @@ static __always_inline bool write_ethernet(const struct packet *p)
 {
 	const struct nexthop *out = p->out;
 	__u32 vlan = out->vlan;
-	__u8 tags = tags_of(vlan);
-	struct ethernet *ethernet = packet_data(p);
+	void *data = packet_data(p);
+	struct ethernet *ethernet = data;
 	if ((void *)(ethernet + 1) + 2 * sizeof(struct vlan_tag) > packet_end(p))
 		return false;	/* cannot happen: an IP header follows */
-	*(__u64 *)ethernet->destination = p->out_mac | out->source_port << 48;
-	*(__u32 *)(ethernet->source + 2) = out->source_port >> 16;
+	/* Not through `ethernet`: its alignment would make four stores of the first. */
+	*(__u64 *)data = p->out_mac | out->source_port << 48;
+	*(__u32 *)(data + 8) = out->source_port >> 16;
 
 	__be16 type = bpf_htons(p->ether_type);
 	struct vlan_tag *tag = (void *)(ethernet + 1);
-	if (!tags) {
+	if (!vlan) {
 		ethernet->type = type;
 		return true;
 	}
 	ethernet->type = tag_type(vlan);
 	tag[0].tci = bpf_htons(vlan & VLAN_VID);
-	if (tags == 1) {
+	if (tags_of(vlan) == 1) {
 		tag[0].type = type;
 		return true;
 	}
@@ -127,11 +128,11 @@ static __always_inline enum reason transmit(struct packet *p)
 	if (p->ip_bytes > out->mtu)
 		return over_mtu(p);
 	if (p->multi_buffer && !(out->flags & NEXTHOP_FRAGS))
-		return rare(REASON_MULTI_BUFFER);
+		return RARE(REASON_MULTI_BUFFER);
 	if (bpf_redirect_map(&tx_ports, out->source_port >> 48, 0) != XDP_REDIRECT)
-		return rare(REASON_TX_NOT_READY);
+		return RARE(REASON_TX_NOT_READY);
 	if (!resize(p) || !write_ethernet(p))
-		return rare(REASON_NO_HEADROOM);
+		return RARE(REASON_NO_HEADROOM);
 	trace_step(p, TRACE_TRANSMIT, out->source_port >> 48, out->vlan);
 	/* This keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */
 	if (!p->explain && !out->used)

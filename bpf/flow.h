@@ -357,7 +357,7 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 
 	if (s->verdict == FLOW_PATH) {
 		if (!paths)
-			return rare(REASON_PATH_NO_WORKER);
+			return RARE(REASON_PATH_NO_WORKER);
 		if (given_by_rule(p, &s->layout, s->port, &reason))
 			return reason;
 		s->verdict = FLOW_NORMAL;
@@ -365,7 +365,7 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	switch (s->verdict) {
 	case FLOW_OUTPUT:
 		if (s->port == p->port)
-			return rare(REASON_RULE_DROP);	/* only IN_PORT sends it back (OpenFlow 1.0 section 5.2.1) */
+			return RARE(REASON_RULE_DROP);	/* only IN_PORT sends it back (OpenFlow 1.0 section 5.2.1) */
 		capture_egress(p, s->port);
 		return redirected(bpf_redirect_map(&rule_ports, s->port, 0));
 	case FLOW_IN_PORT:
@@ -374,22 +374,22 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	case FLOW_BROADCAST:
 		set = ROW(flow_sets, s->port);
 		if (!set)
-			return rare(REASON_RULE_NO_PORT);
+			return RARE(REASON_RULE_NO_PORT);
 		return redirected(bpf_redirect_map(set, 0, BPF_F_BROADCAST | BPF_F_EXCLUDE_INGRESS));
 	case FLOW_NORMAL:
 		return forward_normal(p, false);
 	case FLOW_LOCAL:
-		return rare(REASON_RULE_LOCAL);
+		return RARE(REASON_RULE_LOCAL);
 	case FLOW_SLOW:
 		return notify(p->ctx, s, 0, NOTICE_SLOW) ? REASON_RULE_SLOW_LOST : REASON_RULE_SLOW;
 	case FLOW_NO_ROOM:
-		return rare(REASON_RULE_NO_ROOM);
+		return RARE(REASON_RULE_NO_ROOM);
 	case FLOW_CONTROLLER:
-		return rare(REASON_RULE_CONTROLLER);
+		return RARE(REASON_RULE_CONTROLLER);
 	case FLOW_CONTROLLER_LOST:
-		return rare(REASON_RULE_CONTROLLER_LOST);
+		return RARE(REASON_RULE_CONTROLLER_LOST);
 	default:
-		return rare(REASON_RULE_DROP);
+		return RARE(REASON_RULE_DROP);
 	}
 }
 
@@ -444,28 +444,28 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 	bool expired = rules_expired();
 
 	if (expired && !rules_keep_drops())
-		return rare(REASON_FALLBACK);
+		return RARE(REASON_FALLBACK);
 	if (p->port_no_recv)
-		return rare(REASON_RULE_DROP);
+		return RARE(REASON_RULE_DROP);
 	if (!p->port_ready)
-		return rare(REASON_PORT_NOT_READY);	/* tags may be hidden, packets merged, checksums unfinished */
+		return RARE(REASON_PORT_NOT_READY);	/* tags may be hidden, packets merged, checksums unfinished */
 	p->multi_buffer = has_frags(p);
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
 	if (!s || !read_front(p, s))
-		return rare(REASON_MALFORMED);
+		return RARE(REASON_MALFORMED);
 	if (s->layout.fragment && drops_fragments())
-		return rare(REASON_RULE_FRAGMENT);
+		return RARE(REASON_RULE_FRAGMENT);
 	if (!decide(p, s)) {
 		if (expired)
-			return rare(REASON_FALLBACK);
+			return RARE(REASON_FALLBACK);
 		s->verdict = FLOW_SLOW;
 		return carry_out(p, s, paths);
 	}
 	if (expired) {
 		if (!all_drop(s))
-			return rare(REASON_FALLBACK);
+			return RARE(REASON_FALLBACK);
 		count_rules(p, s);
-		return rare(REASON_RULE_DROP);
+		return RARE(REASON_RULE_DROP);
 	}
 	int fate = may_hand_over && p->port_splits ? hand_over_flow(p, s) : SPLIT_STAYS;
 	capture_handed(p, fate);

@@ -2,14 +2,15 @@
 /* IPv4: as ip_rcv_core, ip_route_input and ip_forward of Linux, for packets that need nothing special (RFC 1812). */
 #pragma once
 
-/* Ones' complement sum of the header; valid when 0xffff (RFC 1071). */
+/*
+ * Ones' complement sum of the header; valid when 0xffff (RFC 1071). Five words have less than 35 bits, so after two steps the
+ * sum is at most 0x10008. It is not 0, because the first word is not.
+ */
 static __always_inline bool checksum_ok(const struct ipv4 *ip)
 {
 	const __u32 *word = (const void *)ip;
 	__u64 sum = (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
 
-	sum = (sum >> 32) + (sum & 0xffffffff);
-	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);
 	sum = (sum >> 16) + (sum & 0xffff);
 	return sum == 0xffff;
@@ -20,7 +21,10 @@ static __always_inline bool martian_source(__u32 source)
 {
 	__u32 top = source >> 24;
 
-	return top == 0 || top == 127 || (top & 0xf0) == 0xe0 || source == 0xffffffff;
+	/* Most sources are one of these: 1 to 126, 128 to 223. */
+	if (top - 1 < 126 || top - 128 < 96)
+		return false;
+	return top < 0xf0 || source == 0xffffffff;
 }
 
 /* May this source be one of the router's own addresses? One hash, no false negatives. */
@@ -71,7 +75,7 @@ static __always_inline enum reason
 check_source(const struct packet *p, const struct router *router, __u64 root, __u32 source)
 {
 	if (martian_source(source))
-		return rare(REASON_BAD_SOURCE);
+		return RARE(REASON_BAD_SOURCE);
 	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT | IF_LOOK_AT_SOURCES)) || maybe_local(router, source))
 		return look_at_source(p, root, source);
 	return REASON_NONE;
@@ -121,11 +125,11 @@ __noinline __u64 multipath_hash4(struct xdp_md *ctx, __u32 row, __u32 offset, __
 static __always_inline enum reason check_ipv4(struct packet *p, const struct ipv4 *ip)
 {
 	if (ip->version_ihl != IPV4_PLAIN)
-		return rare(ip->version_ihl >> 4 == 4 && (ip->version_ihl & 15) > 5 ? REASON_IPV4_OPTIONS
+		return RARE(ip->version_ihl >> 4 == 4 && (ip->version_ihl & 15) > 5 ? REASON_IPV4_OPTIONS
 										     : REASON_IPV4_BAD_HEADER);
 	p->ip_bytes = bpf_ntohs(ip->total_length);
 	if (p->ip_bytes < IPV4_BYTES || p->ip_bytes > p->frame_bytes - p->ip_offset || !checksum_ok(ip))
-		return rare(REASON_IPV4_BAD_HEADER);
+		return RARE(REASON_IPV4_BAD_HEADER);
 	return REASON_NONE;
 }
 
@@ -135,7 +139,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	enum reason reason;
 
 	if ((void *)(ip + 1) > packet_end(p))
-		return rare(REASON_IPV4_BAD_HEADER);
+		return RARE(REASON_IPV4_BAD_HEADER);
 	if ((reason = check_ipv4(p, ip)) != REASON_NONE)
 		return reason;
 
@@ -152,7 +156,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 						      multipath_hash4(p->ctx, p->router, p->ip_offset, p->ip_bytes);
 
 		if (hash == MULTIPATH_UNSURE)
-			return rare(ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE);
+			return RARE(ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE);
 		slot = group_member(p, slot, hash);
 	}
 	struct address address = { .lo = bpf_htonl(destination) };
@@ -163,17 +167,17 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	if ((reason = check_source(p, router, root, source)) != REASON_NONE)
 		return reason;
 	if (ip->ttl <= 1)
-		return rare(REASON_TTL_EXCEEDED);
+		return RARE(REASON_TTL_EXCEEDED);
 	if (p->out->interface == p->interface && (p->flags & IF_REDIRECTS))
-		return rare(REASON_SAME_INTERFACE);
+		return RARE(REASON_SAME_INTERFACE);
 	if (rules_decide(p, router, 0))
-		return rare(REASON_RULES);
+		return RARE(REASON_RULES);
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
 
 	ip = packet_data(p) + p->ip_offset;
 	if ((void *)(ip + 1) > packet_end(p))
-		return rare(REASON_MALFORMED);	/* cannot happen: checked above; for the verifier */
+		return RARE(REASON_MALFORMED);	/* cannot happen: checked above; for the verifier */
 	/* ip_decrease_ttl: adding 0x0100 to the checksum as ones' complement, end-around carry included (RFC 1141). */
 	__u32 sum = ip->checksum + bpf_htons(0x0100);
 	ip->checksum = sum + (sum >= 0xffff);

@@ -69,12 +69,12 @@ __noinline __u64 multipath_hash6(struct xdp_md *ctx, __u32 row, __u32 offset, __
 static __always_inline enum reason check_ipv6(struct packet *p, const struct ipv6 *ip)
 {
 	if (ip->version_class >> 4 != 6)
-		return rare(REASON_IPV6_BAD_HEADER);
+		return RARE(REASON_IPV6_BAD_HEADER);
 	p->ip_bytes = IPV6_BYTES + bpf_ntohs(ip->payload_length);
 	if (p->ip_bytes > p->frame_bytes - p->ip_offset)
-		return rare(REASON_IPV6_BAD_HEADER);
+		return RARE(REASON_IPV6_BAD_HEADER);
 	if (ip->next_header == NEXTHDR_HOP)
-		return rare(REASON_IPV6_EXTENSION);
+		return RARE(REASON_IPV6_EXTENSION);
 	return REASON_NONE;
 }
 
@@ -84,7 +84,7 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	enum reason reason;
 
 	if ((void *)(ip + 1) > packet_end(p))
-		return rare(REASON_IPV6_BAD_HEADER);
+		return RARE(REASON_IPV6_BAD_HEADER);
 	if ((reason = check_ipv6(p, ip)) != REASON_NONE)
 		return reason;
 
@@ -105,7 +105,7 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 						      multipath_hash6(p->ctx, p->router, p->ip_offset, p->ip_bytes);
 
 		if (hash == MULTIPATH_UNSURE)
-			return rare(ip->hop_limit <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE);
+			return RARE(ip->hop_limit <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE);
 		slot = group_member(p, slot, hash);
 	}
 	struct address address = { .lo = bpf_cpu_to_be64(hi), .hi = bpf_cpu_to_be64(lo) };
@@ -114,19 +114,19 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 		return reason;
 	}
 	if (bad_source6(source_hi, source_lo))
-		return rare(REASON_BAD_SOURCE);
+		return RARE(REASON_BAD_SOURCE);
 	if (ip->hop_limit <= 1)
-		return rare(REASON_TTL_EXCEEDED);
+		return RARE(REASON_TTL_EXCEEDED);
 	if (p->out->interface == p->interface)
-		return rare(REASON_SAME_INTERFACE);	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting disables it */
+		return RARE(REASON_SAME_INTERFACE);	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting disables it */
 	if (rules_decide(p, router, 1))
-		return rare(REASON_RULES);
+		return RARE(REASON_RULES);
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;
 
 	ip = packet_data(p) + p->ip_offset;
 	if ((void *)(ip + 1) > packet_end(p))
-		return rare(REASON_MALFORMED);	/* cannot happen: checked above; for the verifier */
+		return RARE(REASON_MALFORMED);	/* cannot happen: checked above; for the verifier */
 	ip->hop_limit--;
 	if (p->connection)
 		translate(p->ctx, p->connection, p->ip_offset | 1U << 31, p->explain ? 0 : p->ip_bytes);

@@ -85,9 +85,9 @@ static __always_inline bool neighbour_discovery(const struct packet *p)
 static __always_inline enum reason unclassified(const struct packet *p, __u64 mac)
 {
 	if (p->ether_type == ETH_P_ARP)
-		return rare(REASON_ARP);
+		return RARE(REASON_ARP);
 	if (neighbour_discovery(p))
-		return rare(REASON_NEIGHBOUR_DISCOVERY);
+		return RARE(REASON_NEIGHBOUR_DISCOVERY);
 	return mac & 1 ? REASON_BROADCAST : REASON_NOT_OUR_MAC;
 }
 
@@ -98,7 +98,7 @@ static __always_inline enum reason classify(struct packet *p)
 	__u64 mac;
 
 	if (data + ETHERNET_BYTES > packet_end(p))
-		return rare(REASON_MALFORMED);
+		return RARE(REASON_MALFORMED);
 	mac = *(__u64 *)data & 0xffffffffffffULL;
 	__u64 slot = find_queue_row(p, mac);
 	if (!slot)
@@ -129,24 +129,24 @@ static __always_inline enum reason route(struct packet *p)
 	enum reason reason;
 
 	if (!router)
-		return rare(REASON_ROUTER_NOT_ACCELERATED);
+		return RARE(REASON_ROUTER_NOT_ACCELERATED);
 	if (policy_changed(p->router))
-		return rare(REASON_POLICY_CHANGED);
+		return RARE(REASON_POLICY_CHANGED);
 	if (p->shared && cut_by_share(p))
-		return rare(REASON_OVER_SHARE);
+		return RARE(REASON_OVER_SHARE);
 	switch (p->ether_type) {
 	case ETH_P_IP:
-		return p->flags & IF_IPV4 ? forward_ipv4(p, router) : rare(REASON_ROUTER_NOT_ACCELERATED);
+		return p->flags & IF_IPV4 ? forward_ipv4(p, router) : RARE(REASON_ROUTER_NOT_ACCELERATED);
 	case ETH_P_IPV6:
 		if (!(p->flags & IF_IPV6))
-			return rare(REASON_ROUTER_NOT_ACCELERATED);
+			return RARE(REASON_ROUTER_NOT_ACCELERATED);
 		reason = forward_ipv6(p, router);
 		return (reason == REASON_LOCAL || reason == REASON_LOCAL_PREFIX) && neighbour_discovery(p) ?
 		       REASON_NEIGHBOUR_DISCOVERY : reason;
 	case ETH_P_ARP:
-		return rare(REASON_ARP);
+		return RARE(REASON_ARP);
 	default:
-		return rare(REASON_NOT_IP);
+		return RARE(REASON_NOT_IP);
 	}
 }
 
@@ -160,9 +160,9 @@ static __always_inline enum reason forward_normal(struct packet *p, bool may_han
 	int fate;
 
 	if (mirror_expired())
-		return rare(REASON_FALLBACK);
+		return RARE(REASON_FALLBACK);
 	if (!p->port_ready)
-		return rare(REASON_PORT_NOT_READY);
+		return RARE(REASON_PORT_NOT_READY);
 	if ((reason = parse_ethernet(p)) != REASON_NONE)
 		return reason;
 	trace_step(p, TRACE_PARSED, p->vlan, p->ether_type);
@@ -171,7 +171,7 @@ static __always_inline enum reason forward_normal(struct packet *p, bool may_han
 	fate = may_hand_over ? hand_over_part(p) : SPLIT_STAYS;
 	capture_handed(p, fate);
 	if (fate != SPLIT_STAYS)
-		return fate == SPLIT_DROPPED ? rare(REASON_SPLIT_LEAVES) : REASON_NONE;
+		return fate == SPLIT_DROPPED ? RARE(REASON_SPLIT_LEAVES) : REASON_NONE;
 	return route(p);
 }
 
@@ -199,7 +199,7 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	__u64 port = find_port(p->ctx->ingress_ifindex);
 	__u16 port_flags = port >> 48;
 	if (!port)
-		return rare(REASON_NOT_A_PORT);
+		return RARE(REASON_NOT_A_PORT);
 	p->port = port >> 32;
 	p->port_ready = port_flags & PORT_READY;
 	p->port_no_recv = port_flags & PORT_NO_RECV;

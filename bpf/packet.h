@@ -47,14 +47,10 @@ struct packet {
 };
 
 /*
- * For a reason that few packets have. The empty statement gives their way to the end of the program a place of its own. Without
+ * For a value with which few packets leave a function. The empty statement gives their way to the end a place of its own. Without
  * it, the compiler would set what the end reads before each test, for all packets.
  */
-static __always_inline enum reason rare(enum reason reason)
-{
-	asm volatile("");
-	return reason;
-}
+#define RARE(value_) ({ asm volatile(""); (value_); })
 
 static __always_inline void *packet_data(const struct packet *p)
 {
@@ -124,7 +120,7 @@ static __always_inline enum reason parse_ethernet(struct packet *p)
 	struct ethernet *ethernet = data;
 
 	if (data + sizeof(*ethernet) > end)
-		return rare(REASON_MALFORMED);
+		return RARE(REASON_MALFORMED);
 	p->multi_buffer = has_frags(p);
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : end - data;
 	p->ether_type = bpf_ntohs(ethernet->type);
@@ -136,7 +132,7 @@ static __always_inline enum reason parse_ethernet(struct packet *p)
 
 	struct vlan_tag *tag = data + ETHERNET_BYTES;
 	if ((void *)(tag + 2) > end)
-		return rare(REASON_MALFORMED);
+		return RARE(REASON_MALFORMED);
 	p->vlan = vlan_word(p->ether_type, bpf_ntohs(tag->tci));
 	p->ether_type = bpf_ntohs(tag->type);
 	p->ip_offset += TAG_BYTES;

@@ -20,7 +20,7 @@ struct napi_struct {
 __noinline int take_step(__u32 row, __u64 polls, __u64 behind, __u32 is_polled)
 {
 	struct split_queue *s = ROW(split_queues, row);
-	__u32 step = s ? s->step : 0;
+	__u64 step = s ? s->step : 0;
 	struct port *port;
 
 	if (!s || step >= s->steps || step >= HELP_STEPS || !(port = ROW(port_index, (__u32)s->port)))

@@ -7,6 +7,9 @@
 #   MILLRACE_VM_ENV='MILLRACE_MEASURE_ROUNDS=5' scripts/test-vm.sh measure::windows   with variables for the checks
 #   MILLRACE_VM_LIMIT_S=3600 scripts/test-vm.sh   with more time than 1800 s for the machine, if processors are busy
 #   MILLRACE_VM_KERNEL=6.12 scripts/test-vm.sh   with Debian 13's kernel
+#   scripts/test-vm.sh instructions   count the instructions of the kernel plane's programs, and compare them with those that
+#                                     scripts/vm/instructions-KERNEL.txt has
+#   MILLRACE_WRITE=1 scripts/test-vm.sh instructions   write them there
 #
 # Exit status 0: every check passed. The machine's console is kept in target/vm/console.log.
 set -euo pipefail
@@ -31,10 +34,12 @@ readonly SUITES=(plane_kernel xdp_table xdp_paths workers flow_rules netlink pol
 # Builds the static `millrace` and the test binaries, and puts them into image/millrace/. The build of the tests includes `millrace`.
 build() {
 	local suite executable
+	local suites=("${SUITES[@]}")
+	[[ $* == instructions ]] && suites=(xdp_table flow_rules)
 	mkdir -p "$IMAGE/millrace"
 	LIBBPF_SYS_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu RUSTFLAGS='-C target-feature=+crt-static' \
 		CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_TARGET_DIR=$CACHE/build \
-		cargo test --no-run --package millrace --target $TRIPLE --features static "${SUITES[@]/#/--test=}" \
+		cargo test --no-run --package millrace --target $TRIPLE --features static "${suites[@]/#/--test=}" \
 		>"$CACHE/build.log" 2>&1 || { cat "$CACHE/build.log" >&2; return 1; }
 	cp "$CACHE/build/$TRIPLE/debug/millrace" "$IMAGE/millrace/"
 	# Tests that run it look for it here.
@@ -43,7 +48,7 @@ build() {
 	# The suite `differential` reads its cases from the path where it was built.
 	mkdir -p "$IMAGE$PWD/router/tests/differential"
 	cp -r router/tests/differential/cases "$IMAGE$PWD/router/tests/differential/"
-	for suite in "${SUITES[@]}"; do
+	for suite in "${suites[@]}"; do
 		executable=$(sed -n "s|.*Executable tests/$suite[./].* (\\(.*\\))$|\\1|p" "$CACHE/build.log")
 		cp "$executable" "$IMAGE/millrace/$suite"
 	done
@@ -82,7 +87,7 @@ add_tool() {
 make_image() {
 	local name
 	rm -rf "$IMAGE" && mkdir -p "$IMAGE"/{bin,dev,etc,modules,proc,root,run,sbin,sys,tmp,var}
-	build
+	build "$@"
 	cp /bin/busybox "$IMAGE/bin/"
 	for name in "${TOOLS[@]}"; do add_tool "$name"; done
 	ln -s bash "$IMAGE/bin/sh"
@@ -97,8 +102,10 @@ make_image() {
 # Runs in a network namespace of its own. Four multi-queue taps are bridged in pairs, so that each NIC gets what the other one
 # sends: nic0 <-> nic1, nic2 <-> nic3. nic1 has an indirection table.
 #   boot PROCESSORS [only=NAME]   run only the checks of this name
+#   boot 1 only=measure_instructions   with a clock that counts instructions
 boot() {
-	local devices=() i queues options
+	local devices=() clock=() i queues options
+	[[ ${2-} == only=measure_instructions ]] && clock=(-icount shift=0)
 	for i in 0 1 2 3; do
 		ip tuntap add "nic$i" mode tap multi_queue vnet_hdr
 		sysctl -qw "net.ipv6.conf.nic$i.disable_ipv6=1"
@@ -108,9 +115,32 @@ boot() {
 		devices+=(-netdev "tap,id=n$i,ifname=nic$i,queues=$queues,script=no,downscript=no"
 			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=$((2 * queues + 2))$options")
 	done
-	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max,-cx16 -smp "$1" -m 1024 -display none -no-reboot -nodefaults \
+	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg "${clock[@]}" -cpu max,-cx16 -smp "$1" -m 1024 -display none -no-reboot -nodefaults \
 		-kernel "$KERNEL" -initrd "$CACHE/initramfs.gz" \
-		-append "console=ttyS0 panic=-1 quiet mitigations=off ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
+		-append "console=ttyS0 panic=-1 quiet mitigations=off ${clock:+clocksource=tsc tsc=reliable} ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
+}
+
+# Compares the instructions that a run has printed with the recorded ones. Places in hash tables are random, so two of a hundred
+# more or fewer are the same.
+compare() {
+	local recorded=scripts/vm/instructions-${MILLRACE_VM_KERNEL:-6.1}.txt
+	sed -n 's/.*instructions: \(.*\): \([0-9]*\)\r*$/\1: \2/p' "$1" >"$CACHE/instructions.txt"
+	if [[ ${MILLRACE_WRITE-} ]]; then
+		{ echo "Instructions of Linux ${KERNEL##*/vmlinuz-}, by scripts/test-vm.sh instructions"; cat "$CACHE/instructions.txt"; } >"$recorded"
+		echo "test-vm: $recorded is written"
+		return 0
+	fi
+	[[ $(head -1 "$recorded") == "Instructions of Linux ${KERNEL##*/vmlinuz-}, "* ]] ||
+		{ echo "test-vm: not compared: $recorded is of another kernel than ${KERNEL##*/vmlinuz-}"; return 0; }
+	awk -F': ' 'NR == FNR { if (FNR > 1) then_[$1] = $2; next } { now[$1] = $2 }
+		END {
+			for (name in then_) if (!(name in now)) { print "FAILED: " name " was not counted"; failed = 1 }
+			for (name in now) if (now[name] * 100 > then_[name] * 102 || now[name] * 102 < then_[name] * 100) {
+				print "FAILED: " name ": " now[name] " instructions, recorded: " then_[name] + 0; failed = 1
+			}
+			if (failed) print "If this is worth it, record it: MILLRACE_WRITE=1 scripts/test-vm.sh instructions"
+			exit failed
+		}' "$recorded" "$CACHE/instructions.txt"
 }
 
 # Prints each line of the guest's output at once, and the count at the end.
@@ -143,11 +173,16 @@ main() {
 	make_image "$@"
 	export CACHE KERNEL LIMIT_S
 	export -f boot
+	rm -f "$CACHE/counted"
 	{
-		unshare --net bash -c 'set -euo pipefail; boot 2'
+		[[ $* == instructions ]] || unshare --net bash -c 'set -euo pipefail; boot 2'
 		# A NIC has as many queues as there are processors.
 		(($#)) || unshare --net bash -c "set -euo pipefail; boot 8 only=$WIDE"
+		if (($# == 0)) || [[ $* == instructions ]]; then
+			unshare --net bash -c 'set -euo pipefail; boot 1 only=measure_instructions' | tee "$CACHE/counted"
+		fi
 	} | judge
+	[[ ! -e $CACHE/counted ]] || compare "$CACHE/counted"
 }
 
 main "$@"

@@ -1,5 +1,5 @@
-//! Instructions that a program takes for a packet. The clock counts them where one nanosecond is one instruction: in a virtual
-//! machine with `-icount shift=0`. Elsewhere these are nanoseconds.
+//! Instructions that a program takes for a packet. The clock counts them where a nanosecond is an instruction: in a virtual
+//! machine with `-icount shift=0` (`scripts/test-vm.sh instructions`). Elsewhere these are nanoseconds.
 
 use super::program::load_program;
 use libbpf_rs::libbpf_sys as sys;
@@ -8,12 +8,12 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 /// The least of so many runs. Others were interrupted, or asked for something the first time.
 const RUNS: usize = 64;
 
-fn least(program: BorrowedFd<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> u32 {
-    let mut context = [0_u8; 24];
-    for (value, at) in [(frame.len() as u32, 4), (ifindex, 12), (queue, 16)] {
-        context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-    }
-    let run = || {
+fn least(program: BorrowedFd<'_>, ifindex: u32, frame: impl Fn(usize) -> Vec<u8>) -> u32 {
+    let run = |frame: Vec<u8>| {
+        let mut context = [0_u8; 24];
+        for (value, at) in [(frame.len() as u32, 4), (ifindex, 12)] {
+            context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        }
         let mut options = sys::bpf_test_run_opts {
             sz: size_of::<sys::bpf_test_run_opts>() as _,
             data_in: frame.as_ptr().cast(),
@@ -28,11 +28,17 @@ fn least(program: BorrowedFd<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> u32
         assert_eq!(rc, 0, "running the program");
         options.duration
     };
-    (0..RUNS).map(|_| run()).min().unwrap()
+    (0..RUNS).map(|n| run(frame(n))).min().unwrap()
 }
 
-/// Instructions for this frame, beyond those of a program that does nothing.
-pub fn count(program: BorrowedFd<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> u32 {
+/// Prints the instructions for these frames, one of each run, beyond those of a program that does nothing.
+pub fn show_instructions(
+    case: &str,
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    frame: impl Fn(usize) -> Vec<u8>,
+) {
     let nothing = load_program(sys::BPF_PROG_TYPE_XDP, 2, None);
-    least(program, ifindex, queue, frame) - least(nothing.as_fd(), ifindex, queue, frame)
+    let alone = least(nothing.as_fd(), ifindex, &frame);
+    println!("instructions: {case}: {}", least(program, ifindex, frame).saturating_sub(alone));
 }

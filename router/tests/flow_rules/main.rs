@@ -7,6 +7,7 @@ mod common;
 mod cores;
 mod frames;
 mod groups;
+mod instructions;
 mod meters;
 mod notices;
 mod patches;
