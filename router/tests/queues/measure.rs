@@ -265,7 +265,9 @@ fn rows_against_routing_and_the_flow_cache() {
         let near6 = ("2001:db8:2::9", Frame::udp6(A, "2001:db8:1::5", "2001:db8:2::9").bytes());
         for (family, frames, near) in [("IPv4", &mut frames4, near4), ("IPv6", &mut frames6, near6)] {
             let row = |to: &str| steered(0, QUEUE as u8, 1, to).row();
-            let other = frames.iter().position(|(to, _)| row(to) != row(near.0)).unwrap();
+            // No router forwards to 127.0.0.0/8, which the made-up prefixes do not leave out.
+            let has_row = |to: &str| row(to) != row(near.0) && !to.starts_with("127.");
+            let other = frames.iter().position(|(to, _)| has_row(to)).unwrap();
             frames.swap(0, other);
             routing(family, &mut plain, &mut rows, frames, near);
             against_the_cache(family, &mut rows, frames);
