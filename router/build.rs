@@ -24,7 +24,7 @@ fn main() {
 }
 
 fn builder(root: &Path, name: &str) -> SkeletonBuilder {
-    // Instructions that Linux has since 5.1. Those for 32 bits save a tenth of the program's.
+    // Instructions that Linux has since 5.1. Without those for 32 bits, a packet takes 3 to 4 % more of them.
     let flags = ["-mcpu=v3", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-Wno-unused-parameter"];
     let mut builder = SkeletonBuilder::new();
     builder

@@ -1,6 +1,7 @@
 //! What a program costs. BPF_PROG_TEST_RUN runs the very program that is attached, on one frame after
 //! another, each with its original headers.
 
+use super::program::xdp_context;
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -56,10 +57,7 @@ impl Driver {
     /// Nanoseconds per packet, including those of the driver.
     pub fn run(&mut self, program: BorrowedFd<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> f64 {
         self.map("under_test", &[0; 4], &program.as_raw_fd().to_ne_bytes());
-        let mut context = [0_u8; 24];
-        for (value, at) in [(frame.len() as u32, 4), (ifindex, 12), (queue, 16)] {
-            context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-        }
+        let mut context = xdp_context(frame.len(), ifindex, queue);
         let each = self.0.progs_mut().find(|p| p.name() == "each").unwrap();
         let started = cpu_time();
         let input = ProgramInput {

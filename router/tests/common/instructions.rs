@@ -1,7 +1,7 @@
 //! Instructions that a program takes for a packet. The clock counts them where a nanosecond is an instruction: in a virtual
 //! machine with `-icount shift=0` (`scripts/test-vm.sh instructions`). Elsewhere these are nanoseconds.
 
-use super::program::load_program;
+use super::program::{load_program, xdp_context};
 use libbpf_rs::libbpf_sys as sys;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
@@ -10,10 +10,7 @@ const RUNS: usize = 64;
 
 fn least(program: BorrowedFd<'_>, ifindex: u32, frame: impl Fn(usize) -> Vec<u8>) -> u32 {
     let run = |frame: Vec<u8>| {
-        let mut context = [0_u8; 24];
-        for (value, at) in [(frame.len() as u32, 4), (ifindex, 12)] {
-            context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-        }
+        let context = xdp_context(frame.len(), ifindex, 0);
         let mut options = sys::bpf_test_run_opts {
             sz: size_of::<sys::bpf_test_run_opts>() as _,
             data_in: frame.as_ptr().cast(),

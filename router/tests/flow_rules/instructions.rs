@@ -13,14 +13,12 @@ const ROUTER: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const UNDER_EACH_MASK: u128 = 8;
 
 fn to_port_2() -> Instructions {
-    let mut does = Instructions::default();
-    does.apply = vec![
+    Instructions::apply([
         Action::set(Field::EthSrc, 0x0200_0000_0002_u64),
         Action::set(Field::EthDst, 0x0200_0000_0701_u64),
         Action::DecTtl,
         Action::output(RulePort(2)),
-    ];
-    does
+    ])
 }
 
 /// A rule for all UDP, and rules under `masks` masks that the packets do not meet.

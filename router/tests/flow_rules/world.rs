@@ -1,6 +1,6 @@
 //! Four ports, flow tables, and the program with its memory.
 
-use crate::common::{SMALL, end_batch, ifindex, run};
+use crate::common::{SMALL, end_batch, ifindex, only_on, run};
 use logic::flow::{
     FlowCommand, FlowMod, GroupMod, Instructions, Match, MeterMod, RulePort,
     execute::Packet,
@@ -56,9 +56,7 @@ pub struct Control {
 impl FlowWorld {
     pub fn new() -> FlowWorld {
         // The program keeps its notes on a packet per CPU.
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(rustix::thread::sched_getcpu());
-        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        only_on([rustix::thread::sched_getcpu()]);
         let plane = Plane::load(Settings {
             capacity: SMALL,
             interface_rows: 64,

@@ -244,9 +244,7 @@ fn against_the_cache(family: &str, w: &mut World, frames: &[(String, Vec<u8>)]) 
 #[ignore = "a measurement"]
 fn rows_against_routing_and_the_flow_cache() {
     in_new_namespace(|| {
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(1);
-        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        crate::common::only_on([1]);
         let (v4, v6) = prefixes();
         let (routes4, routes6) = (v4.len(), v6.len());
         tell(format!("{{\"record\":\"queue_rows\",\"routes4\":{routes4},\"routes6\":{routes6}}}"));

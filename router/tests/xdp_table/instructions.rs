@@ -1,7 +1,7 @@
 //! Instructions that each kind of packet takes (`common::instructions`).
 
 use super::{
-    common::{frame::Frame, in_new_namespace, instructions::show_instructions},
+    common::{frame::Frame, in_new_namespace, instructions::show_instructions, only_on},
     connections::{ACK, Bed, SYN, TCP, UDP, back, connection, frame_of, tuple},
     world::*,
 };
@@ -69,9 +69,7 @@ fn measure_instructions_of_shares() {
     in_new_namespace(|| {
         let mut w = World::new();
         let cpu = rustix::thread::sched_getcpu();
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(cpu);
-        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        only_on([cpu]);
         let frame = Frame::udp4(A, "10.0.1.5", "192.0.2.1");
         w.plane.set_shared(true);
         show("IPv4, with shares", &w, 0, &frame);

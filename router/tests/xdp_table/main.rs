@@ -687,9 +687,7 @@ fn a_sample_interval_of_zero_times_nothing() {
     in_new_namespace(|| {
         // Samples are counted per CPU, and one packet in 2^32 is the first. Here the first is a packet that
         // is not forwarded.
-        let mut one = rustix::thread::CpuSet::new();
-        one.set(rustix::thread::sched_getcpu());
-        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        only_on([rustix::thread::sched_getcpu()]);
         let mut w = World::with(Settings { sample_interval: 0, ..settings() });
         let f = Frame::udp4(A, "10.0.1.5", "10.0.3.9");
         w.expect("first", &f.clone().ip4(|ip| ip[8] = 1), up(Reason::TtlExceeded));

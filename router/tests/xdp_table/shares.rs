@@ -10,10 +10,8 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A world on one CPU, whose shares are in force.
 fn with_grant(grant: Grant) -> (World, u16) {
-    let mut one = rustix::thread::CpuSet::new();
     let cpu = rustix::thread::sched_getcpu();
-    one.set(cpu);
-    rustix::thread::sched_setaffinity(None, &one).unwrap();
+    only_on([cpu]);
     let mut w = World::new();
     w.plane.set_shared(true);
     w.plane.shares().set(cpu as u16, 0, grant);
