@@ -1,7 +1,6 @@
 //! What a program costs. BPF_PROG_TEST_RUN runs the very program that is attached, on one frame after
 //! another, each with its original headers.
 
-use super::program::xdp_context;
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -18,6 +17,15 @@ const HEADER_BYTES: usize = 56;
 pub fn cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
+}
+
+/// `struct xdp_md` for BPF_PROG_TEST_RUN: a frame of this length comes in by this RX queue of a device.
+pub fn xdp_context(frame_bytes: usize, ifindex: u32, queue: u32) -> [u8; 24] {
+    let mut context = [0; 24];
+    for (value, at) in [(frame_bytes as u32, 4), (ifindex, 12), (queue, 16)] {
+        context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    context
 }
 
 /// lab/bpf/cost.bpf.c with frames: it gives one after another to the program under test.

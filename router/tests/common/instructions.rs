@@ -1,7 +1,7 @@
 //! Instructions that a program takes for a packet. The clock counts them where a nanosecond is an instruction: in a virtual
 //! machine with `-icount shift=0` (`scripts/test-vm.sh instructions`). Elsewhere these are nanoseconds.
 
-use super::program::{load_program, xdp_context};
+use super::{driver::xdp_context, program::load_program};
 use libbpf_rs::libbpf_sys as sys;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 

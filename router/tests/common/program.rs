@@ -1,4 +1,4 @@
-//! BPF programs of two instructions, and what a program runs on.
+//! BPF programs of two instructions.
 
 use libbpf_rs::libbpf_sys as sys;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -8,15 +8,6 @@ pub fn own(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::from_raw_os_error(-fd));
     // SAFETY: a new descriptor, owned by nobody else.
     unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// `struct xdp_md` for BPF_PROG_TEST_RUN: a frame of this length comes in by this RX queue of a device.
-pub fn xdp_context(frame_bytes: usize, ifindex: u32, queue: u32) -> [u8; 24] {
-    let mut context = [0; 24];
-    for (value, at) in [(frame_bytes as u32, 4), (ifindex, 12), (queue, 16)] {
-        context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-    }
-    context
 }
 
 /// A program that returns `verdict`.
